@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -183,22 +184,29 @@ def service_account(credentials: Any) -> str:
     return email if "@" in email else ""  # Compute Engine's own credentials say "default" until first use
 
 
-def open_session(service: Service, environ: Mapping[str, str]) -> tuple[Any, str]:
+def default_credentials() -> Any:
+    """Return Google's default credentials. Raises DefaultCredentialsError, OSError."""
+    import google.auth
+
+    return google.auth.default(scopes=[SCOPE])[0]
+
+
+def open_session(
+    service: Service, environ: Mapping[str, str], default: Callable[[], Any] = default_credentials
+) -> tuple[Any, str]:
     """Return an authorised session and the endpoint of an API without a client library.
 
     The session is one of google.auth.transport.requests. The endpoint has no trailing slash. Raises NotAuthorised: no
     credentials.
     """
-    import google.auth
     from google.auth.exceptions import DefaultCredentialsError
     from google.auth.transport.requests import AuthorizedSession
 
     url = endpoint(service, environ)
     try:
-        authorisation = credentials(environ, url) or google.auth.default(scopes=[SCOPE])[0]
-    except DefaultCredentialsError as error:
+        return AuthorizedSession(credentials(environ, url) or default()), url
+    except (DefaultCredentialsError, OSError) as error:
         raise no_credentials(service, error) from error
-    return AuthorizedSession(authorisation), url
 
 
 def endpoint(service: Service, environ: Mapping[str, str]) -> str:
@@ -385,7 +393,7 @@ class Rest:
         self.project = project
         self.server_time: float | None = None
         self._environ = environ
-        self._default: Any = None
+        self._default = cache(default_credentials)  # all APIs share their token
         self._clients: dict[str, RestClient] = {}
         self._lock = threading.Lock()
 
@@ -407,7 +415,11 @@ class Rest:
             LaunchError: another refusal; `status_of` returns its HTTP status.
         """
         try:
-            client = self._client(service)
+            with self._lock:
+                if service.name not in self._clients:
+                    session = open_session(service, self._environ, self._default)
+                    self._clients[service.name] = RestClient(service, *session)
+                client = self._clients[service.name]
             answer: dict[str, Any] = Api(service, self.project, client).once(
                 "send", seconds, path=path, verb=verb, params=params, json=body
             )
@@ -415,21 +427,3 @@ class Rest:
             raise LaunchError(f"{service.title}: Google's client libraries are not installed", INSTALL) from error
         self.server_time = client.server_time or self.server_time
         return answer
-
-    def _client(self, service: Service) -> RestClient:
-        """Return the API's client; all of them share the default credentials. Raises NotAuthorised."""
-        import google.auth
-        from google.auth.exceptions import DefaultCredentialsError
-        from google.auth.transport.requests import AuthorizedSession
-
-        with self._lock:
-            if service.name not in self._clients:
-                try:
-                    url = endpoint(service, self._environ)
-                    own = credentials(self._environ, url)
-                    if own is None:
-                        self._default = self._default or google.auth.default(scopes=[SCOPE])[0]
-                except (DefaultCredentialsError, OSError) as error:
-                    raise no_credentials(service, error) from error
-                self._clients[service.name] = RestClient(service, AuthorizedSession(own or self._default), url)
-            return self._clients[service.name]

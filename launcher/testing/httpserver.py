@@ -13,8 +13,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from launcher.testing.pieces import Pieces, cut, size
-
 
 class Server(ThreadingHTTPServer):
     """An HTTP server that closes the connections that clients keep open, and joins its threads at the end."""
@@ -108,7 +106,7 @@ class Head(NamedTuple):
 class Response:
     """An answer, how much of it is sent, and what happens to the connection."""
 
-    body: bytes | Pieces = b""
+    body: bytes = b""
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     wait: float = 0.0
@@ -119,11 +117,6 @@ class Response:
     """How many bytes of the body are sent. None: all. Content-Length always has the full size."""
     then: Literal["next", "close", "reset", "hold"] = "next"
     """The connection afterwards: it accepts the next request, is closed, is reset, or stays open without an answer."""
-
-    @property
-    def pieces(self) -> Pieces:
-        """Return the body in its buffers."""
-        return self.body if isinstance(self.body, tuple) else (self.body,)
 
 
 def handler(serve: Callable[[Head], Response], clock: Callable[[], float] = time.time) -> type[BaseHTTPRequestHandler]:
@@ -150,11 +143,10 @@ def handler(serve: Callable[[Head], Response], clock: Callable[[], float] = time
                 for name, value in response.headers.items():
                     self.send_header(name, value)
                 if response.status != 204:
-                    self.send_header("Content-Length", str(size(response.pieces)))
+                    self.send_header("Content-Length", str(len(response.body)))
                 self.end_headers()
-            shown = response.pieces if response.shown is None else cut(response.pieces, 0, response.shown)
-            for piece in shown if self.command != "HEAD" else ():
-                self.wfile.write(piece)
+            if self.command != "HEAD":
+                self.wfile.write(response.body[: response.shown])
             self.wfile.flush()
 
         do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815 - names that the base class requires

@@ -90,7 +90,7 @@ def test_the_run_folder_of_a_newer_launch_is_refused(job: Job) -> None:
     job.cloud.jobs.script = FAILED
     run = job.data("vertex", "job.yaml", code=3)["run"]
     name = f"runs/{run}/{runfolder.PLAN}"
-    plan = json.loads(b"".join(job.cloud.objects.buckets["my-bucket"][name].pieces))
+    plan = json.loads(job.cloud.objects.buckets["my-bucket"][name].data)
     job.cloud.objects.put("my-bucket", name, json.dumps(plan | {"version": 2}).encode())
     for argv in (("follow", run), ("vertex", "--resume", run), ("vertex", "job.yaml", "--resume", run)):
         assert "format version 2" in job.launch(*argv, code=2).err

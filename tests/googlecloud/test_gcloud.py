@@ -108,22 +108,6 @@ def test_gcloud_copies_to_and_from_a_bucket(gcloud: str, cloud: GoogleCloud, tmp
     assert (tmp_path / "back").read_bytes() == data
 
 
-def test_gcloud_composes(gcloud: str, cloud: GoogleCloud, tmp_path: Path) -> None:
-    """A file that gcloud uploads and composes into another object is intact, as its crc32c shows."""
-    data = os.urandom(9 << 20)
-    (tmp_path / "there").write_bytes(data)
-    commands = [
-        ["storage", "cp", str(tmp_path / "there"), "gs://my-bucket/a"],
-        ["storage", "objects", "compose", "gs://my-bucket/a", "gs://my-bucket/a", "gs://my-bucket/b"],
-        ["storage", "cp", "gs://my-bucket/b", str(tmp_path / "back")],
-    ]
-    for command in commands:
-        done = run(cloud, gcloud, *command)
-        assert done.returncode == 0, done.stderr
-    assert (tmp_path / "back").read_bytes() == data * 2
-    assert cloud.objects.buckets["my-bucket"]["b"].components == 2
-
-
 def test_the_cloud_stands_by_itself(tmp_path: Path) -> None:
     record = tmp_path / "requests.jsonl"
     command = [sys.executable, "-m", "launcher.testing.googlecloud", "--port", "0", "--record", str(record)]

@@ -2,58 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
-from google.api_core.exceptions import BadRequest, Forbidden, NotFound, PreconditionFailed
+from google.api_core.exceptions import Forbidden
 from google.cloud import storage
 
 from launcher.testing.googlecloud import GoogleCloud
-
-
-def test_a_composed_object_is_its_sources_in_order(cloud: GoogleCloud, bucket: storage.Bucket) -> None:
-    parts = [os.urandom(1000 + n) for n in range(32)]
-    blobs = [bucket.blob(f"parts/{n}") for n in range(32)]
-    for blob, part in zip(blobs, parts, strict=True):
-        blob.upload_from_string(part)
-    whole = bucket.blob("dir/whole")
-    whole.metadata = {"attempt": "1"}
-    whole.content_type = "application/x-test"
-    whole.compose(blobs, if_generation_match=0)
-    there = bucket.get_blob("dir/whole")
-    assert there.download_as_bytes(checksum="crc32c") == b"".join(parts)
-    assert there.download_as_bytes(start=999, end=1001) == b"".join(parts)[999:1002]
-    assert (there.md5_hash, there.component_count) == (None, 32)
-    assert (there.metadata, there.content_type) == ({"attempt": "1"}, "application/x-test")
-    bucket.blob("twice").compose([there, blobs[0]])
-    assert bucket.get_blob("twice").component_count == 33
-    assert len(cloud.objects.buckets["my-bucket"]) == 34
-
-
-def test_compose_refuses(bucket: storage.Bucket) -> None:
-    a, target = bucket.blob("a"), bucket.blob("b")
-    a.upload_from_string(b"1")
-    first = a.generation
-    a.upload_from_string(b"2")
-    with pytest.raises(BadRequest, match=r"source components provided \(33\) exceeds the maximum \(32\)"):
-        target.compose([a] * 33)
-    with pytest.raises(BadRequest, match="at least one source"):
-        target.compose([])
-    with pytest.raises(NotFound):
-        target.compose([a, bucket.blob("none")])
-    with pytest.raises(NotFound):
-        target.compose([bucket.blob("a", generation=first)])
-    with pytest.raises(PreconditionFailed):
-        target.compose([bucket.blob("a")], if_source_generation_match=[first])
-    assert not target.exists()
-    target.compose([bucket.blob("a")], if_source_generation_match=[a.generation], if_generation_match=0)
-    with pytest.raises(PreconditionFailed):
-        target.compose([a], if_generation_match=0)
-    assert target.download_as_bytes() == b"2"
 
 
 def test_a_list_loses_nothing_to_deletions_between_its_pages(bucket: storage.Bucket) -> None:
@@ -77,9 +35,7 @@ def test_a_list_loses_nothing_to_deletions_between_its_pages(bucket: storage.Buc
     ],
 )
 def test_ranges(cloud: GoogleCloud, bucket: storage.Bucket, asked: str, got: bytes, span: str) -> None:
-    for name, size in (("x", 4), ("y", 6)):
-        bucket.blob(name).upload_from_string(b"0123456789"[:size] if name == "x" else b"0123456789"[4:])
-    bucket.blob("a").compose([bucket.blob("x"), bucket.blob("y")])
+    bucket.blob("a").upload_from_string(b"0123456789")
     url = f"{cloud.url}/storage/v1/b/my-bucket/o/a?alt=media"
     answer = requests.get(url, headers={"Range": asked}, timeout=5)
     assert (answer.status_code, answer.content, answer.headers["Content-Range"]) == (206, got, span)

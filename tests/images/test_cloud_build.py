@@ -144,7 +144,7 @@ def test_a_planted_source_is_not_built(cloud: GoogleCloud, launch: Launch, same_
     launch.build()
     [name] = [name for name in cloud.objects.buckets[BUCKET] if name.startswith("source/")]
     ours = cloud.objects.buckets[BUCKET][name]
-    cloud.objects.put(BUCKET, name, b"x" * (ours.size if same_size else 10))
+    cloud.objects.put(BUCKET, name, b"x" * (len(ours.data) if same_size else 10))
     launch.build(replace(IMAGE, base="docker.io/library/python:3.13"))
     now = cloud.objects.buckets[BUCKET][name]
     assert (now.data, now.generation > ours.generation) == (ours.data, True)
@@ -157,7 +157,7 @@ def test_equal_checksums_are_not_enough(cloud: GoogleCloud, launch: Launch) -> N
     launch.build()
     [name] = [name for name in cloud.objects.buckets[BUCKET] if name.startswith("source/")]
     ours = cloud.objects.buckets[BUCKET][name]
-    other = cloud_objects.draft(name, (b"x" * ours.size,), {})
+    other = cloud_objects.draft(name, b"x" * len(ours.data), {})
     cloud.objects.buckets[BUCKET][name] = dataclasses.replace(other, crc=ours.crc, generation=ours.generation + 1)
     launch.build()
     assert cloud.objects.buckets[BUCKET][name].data == ours.data

@@ -280,7 +280,7 @@ def stored(cloud: GoogleCloud) -> dict[str, list[dict[str, Any]]]:
     """Rows by part."""
     parts = sorted(cloud.objects.buckets["my-bucket"].items())
     return {
-        name.removeprefix("r/metrics/"): [json.loads(line) for line in b"".join(blob.pieces).splitlines()]
+        name.removeprefix("r/metrics/"): [json.loads(line) for line in blob.data.splitlines()]
         for name, blob in parts
         if name.startswith("r/metrics/")
     }

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal, Protocol
 
-from launcher.testing import pieces
 from launcher.testing.fault_plan import FaultPlan, PlannedFault
 from launcher.testing.googlecloud.wire import ApiError, Call, Request, Response, json_response
 
@@ -122,7 +121,7 @@ class Stalled(Effect):
 
     def __call__(self, call: Call, serve: Serve) -> Response:
         response = serve(call.request)
-        shown = pieces.size(response.pieces) // 2 if self.sent == "half" else 0
+        shown = len(response.body) // 2 if self.sent == "half" else 0
         return replace(response, head=self.sent != "nothing", shown=shown, then="hold")
 
 
@@ -134,7 +133,7 @@ class Truncated(Effect):
 
     def __call__(self, call: Call, serve: Serve) -> Response:
         response = serve(call.request)
-        shown = pieces.size(response.pieces) // 2 if self.keep is None else self.keep
+        shown = len(response.body) // 2 if self.keep is None else self.keep
         return replace(response, shown=shown, then="close")
 
 
@@ -151,11 +150,13 @@ class Torn(Effect):
     def __call__(self, call: Call, serve: Serve) -> Response:
         """Return the damaged answer. Raises ApiError 400: it has no such byte."""
         response = serve(call.request)
-        length = pieces.size(response.pieces)
+        length = len(response.body)
         at = length // 2 if self.at is None else self.at
         if not 0 <= at < length:
             raise ApiError(400, f"{self} met an answer of {length} bytes ({call.operation} {call.target.name}).")
-        return replace(response, body=pieces.flip(response.pieces, at, self.bits))
+        body = memoryview(response.body)  # copied once: a client waits for the answer
+        wrong = bytes([body[at] ^ self.bits])
+        return replace(response, body=b"".join((body[:at], wrong, body[at + 1 :])))
 
 
 @dataclass(frozen=True)

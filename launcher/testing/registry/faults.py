@@ -103,7 +103,7 @@ class Torn:
         if self.of == "request":
             return serve(replace(request, body=_torn(request.body)))
         response = serve(request)
-        return replace(response, body=_torn(b"".join(response.pieces)))
+        return replace(response, body=_torn(response.body))
 
 
 def _torn(data: bytes) -> bytes:

@@ -123,7 +123,7 @@ def test_tokens_that_are_not_what_they_should_be_are_not_used(
 ) -> None:
     first = opened(tmp_path)
     _, tokens = stored(cloud)
-    cloud.objects.put("my-bucket", tokens, b"x" * cloud.objects.buckets["my-bucket"][tokens].size)
+    cloud.objects.put("my-bucket", tokens, b"x" * len(cloud.objects.buckets["my-bucket"][tokens].data))
     machine(monkeypatch, tmp_path / "two")
     assert opened(tmp_path).facts == first.facts
     assert "isn't what its .json describes" in capsys.readouterr().out

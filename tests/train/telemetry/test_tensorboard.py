@@ -214,7 +214,7 @@ def downloaded(cloud: GoogleCloud, folder: Path) -> Path:
     folder.mkdir(parents=True)
     for name, blob in cloud.objects.buckets["my-bucket"].items():
         if name.startswith("r/logs/"):
-            (folder / Path(name).name).write_bytes(b"".join(blob.pieces))
+            (folder / Path(name).name).write_bytes(blob.data)
     return folder
 
 

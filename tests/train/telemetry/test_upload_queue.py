@@ -117,7 +117,7 @@ def test_for_a_bucket_the_spool_is_where_the_environment_says(
         made.close(30)
         assert list((tmp_path / place).iterdir()) == []
     stored = cloud.objects.buckets["my-bucket"]
-    assert {name: b"".join(blob.pieces) for name, blob in stored.items()} == {
+    assert {name: blob.data for name, blob in stored.items()} == {
         "runs/r-1/a": b"s/s",
         "runs/r-1/a-1": b"t",
     }
@@ -502,7 +502,7 @@ def test_killed_at_any_moment_nothing_that_was_put_is_lost(
     clock.advance(10)
     cloud.faults.clear()
     assert sweep_spools(tmp_path / "spool", GcsFolder(URL), 60) == 0
-    stored = {name.removeprefix("runs/r-1/"): b"".join(blob.pieces) for name, blob in all_objects(cloud).items()}
+    stored = {name.removeprefix("runs/r-1/"): blob.data for name, blob in all_objects(cloud).items()}
     parts = {name: contents for name, contents in put.items() if name.startswith("m/")}
     assert len(parts) > 50
     assert {name: stored.get(name) for name in parts} == {name: contents[0] for name, contents in parts.items()}
@@ -545,6 +545,6 @@ def test_a_stalled_bucket_and_an_outage_of_minutes(
     outbox.put("m/1", b"1")
     assert outbox.wait(30)
     outbox.close(1)
-    assert b"".join(all_objects(cloud)["runs/r-1/m/1"].pieces) == b"1"
+    assert all_objects(cloud)["runs/r-1/m/1"].data == b"1"
     assert cloud.faults.used[outage] > 10
     assert cloud.faults.used[stall] == 1

@@ -179,7 +179,7 @@ class Operations:
     @route("POST", OPERATION + "/wait", "compute.zoneOperations.wait")
     def wait(self, request: Request, project: str, zone: str, operation: str) -> Response:
         response = self.get(request, project, zone, operation)
-        done = b'"status": "DONE"' in response.pieces[0]
+        done = b'"status": "DONE"' in response.body
         return response if done else Response(response.body, response.status, response.headers, wait=self.moment)
 
     @route("GET", ZONE + "/operations", "compute.zoneOperations.list", query=None)

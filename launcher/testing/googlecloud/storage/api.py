@@ -1,4 +1,4 @@
-"""Cloud Storage's JSON API: buckets, lists, downloads, composing, and uploads (media, multipart and resumable)."""
+"""Cloud Storage's JSON API: buckets, lists, downloads, and uploads (media, multipart and resumable)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from launcher.testing.googlecloud.wire import (
     route,
     utc,
 )
-from launcher.testing.pieces import Pieces, cut, size
 
 BUCKETS = "/storage/v1/b"
 BUCKET = BUCKETS + "/{bucket}"
@@ -50,7 +49,7 @@ def _bytes(request: Request, bucket: str, name: str) -> Target:
 
 
 class Storage:
-    """The service's reads, compositions and deletions."""
+    """The service's reads and deletions."""
 
     def __init__(self, objects: Objects, number: str, url: Callable[[], str], policies: Policies) -> None:
         self.objects = objects
@@ -74,13 +73,12 @@ class Storage:
             "metageneration": "1",
             "contentType": blob.content_type,
             "storageClass": "STANDARD",
-            "size": str(blob.size),
+            "size": str(len(blob.data)),
             "crc32c": blob.crc32c,
             "etag": f"etag-{blob.generation}",
             "timeCreated": at,
             "updated": at,
             **({"md5Hash": blob.md5} if blob.md5 else {}),
-            **({"componentCount": blob.components} if blob.components else {}),
             **({"metadata": dict(blob.metadata)} if blob.metadata else {}),
         }
 
@@ -196,19 +194,12 @@ class Storage:
             "X-Goog-Metageneration": "1",
             "X-Goog-Hash": f"crc32c={blob.crc32c}" + (f",md5={blob.md5}" if blob.md5 else ""),
         }
-        return _ranged(blob.pieces, request.headers.get("range", ""), headers)
+        return _ranged(blob.data, request.headers.get("range", ""), headers)
 
     @route("DELETE", OBJECT, "storage.objects.delete", query=READING)
     def delete(self, request: Request, bucket: str, name: str) -> Response:
         self.objects.delete(bucket, name, request.query)
         return Response(status=204)
-
-    @route("POST", OBJECT + "/compose", "storage.objects.compose", query="ifGenerationMatch ifMetagenerationMatch")
-    def compose(self, request: Request, bucket: str, name: str) -> Response:
-        body = request.json()
-        if unknown := {*body} - {"kind", "destination", "sourceObjects"}:
-            raise ApiError(400, f"The loopback cloud does not know {sorted(unknown)} in a composeRequest.")
-        return json_response(self.resource(bucket, self.objects.compose(bucket, name, body, request.query)))
 
     def _soft_delete(self, settings: Bucket) -> dict[str, str]:
         policy = {"retentionDurationSeconds": str(settings.soft_delete_seconds)}
@@ -248,18 +239,18 @@ def _entry_name(entry: Blob | str) -> str:
     return entry if isinstance(entry, str) else entry.name
 
 
-def _ranged(data: Pieces, wanted: str, headers: dict[str, str]) -> Response:
+def _ranged(data: bytes, wanted: str, headers: dict[str, str]) -> Response:
     """Return all of `data`, or the range of a Range header: first-last, first- or -count."""
     match = re.fullmatch(r"bytes=(\d*)-(\d*)", wanted)
     if not match or not any(match.groups()):
         return Response(data, headers=headers)
-    whole = size(data)
+    whole = len(data)
     first = int(match[1]) if match[1] else max(whole - int(match[2]), 0)
     last = min(int(match[2]), whole - 1) if match[1] and match[2] else whole - 1
     if first > last:
         raise ApiError(416, "The requested range cannot be satisfied.", reason="requestedRangeNotSatisfiable")
     span = {"Content-Range": f"bytes {first}-{last}/{whole}"}
-    return Response(cut(data, first, last + 1), 206, {**headers, **span})
+    return Response(data[first : last + 1], 206, {**headers, **span})
 
 
 def _uniform(body: Mapping[str, Any], otherwise: bool) -> bool:
@@ -294,7 +285,7 @@ class Session:
     resource: Mapping[str, Any]
     query: Mapping[str, str]
     with_md5: bool
-    data: Pieces = ()
+    data: bytearray = field(default_factory=bytearray)
     stored: Response | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -334,14 +325,14 @@ class Uploads:
         else:
             raise ApiError(400, f"Invalid upload type: {kind}", reason="invalid")
         self.objects.allow(bucket, "storage.objects.create")
-        return self._store(bucket, draft(_name(request, resource), (data,), resource), request.query)
+        return self._store(bucket, draft(_name(request, resource), data, resource), request.query)
 
     def resume(self, request: Request, bucket: str) -> Response:
         session = self._session(request, bucket)
         with session.lock:
             if session.stored is None:
                 session.stored = self._receive(session, request)
-            received = {"Range": f"bytes=0-{size(session.data) - 1}"} if size(session.data) else {}
+            received = {"Range": f"bytes=0-{len(session.data) - 1}"} if session.data else {}
             return session.stored or Response(status=308, headers=received)
 
     def cancel(self, request: Request, bucket: str) -> Response:
@@ -369,21 +360,18 @@ class Uploads:
     def _receive(self, session: Session, request: Request) -> Response | None:
         """Accept a chunk. Return the answer if it was the last one."""
         first, total = _content_range(request)
-        there = size(session.data)
         if first is not None:
-            if first > there:
+            if first > len(session.data):
                 raise ApiError(503, "The chunk does not follow the bytes received so far.", reason="backendError")
-            before = session.data if first == there else cut(session.data, 0, first)
-            session.data = (*before, request.body)
-        if total is None or size(session.data) < total:
+            session.data[first:] = request.body
+        if total is None or len(session.data) < total:
             return None
-        data = tuple(bytes(piece) for piece in session.data)
         keys = {"crc32c": "crc32c", "md5": "md5Hash"}  # in the last chunk's X-Goog-Hash and in an object's resource
         pairs = (pair.strip().partition("=") for pair in request.headers.get("x-goog-hash", "").split(","))
         metadata = {**session.resource, **{keys[kind]: value for kind, _, value in pairs if kind in keys}}
-        blob = draft(session.name, data, metadata, with_md5=session.with_md5)
+        blob = draft(session.name, bytes(session.data), metadata, with_md5=session.with_md5)
         response = self._store(session.bucket, blob, session.query)
-        session.data = ()  # the object has the bytes now
+        session.data = bytearray()  # the object has the bytes now
         return response
 
     def _store(self, bucket: str, blob: Blob, query: Mapping[str, str]) -> Response:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from launcher.testing import pieces
+import google_crc32c
+
 from launcher.testing.googlecloud.wire import ApiError
-from launcher.testing.pieces import Pieces
 
 PRECONDITIONS = ("ifGenerationMatch", "ifGenerationNotMatch", "ifMetagenerationMatch", "ifMetagenerationNotMatch")
 MD5_UP_TO = 1 << 20
 """Bytes. A larger object has an MD5 only if its client checks it, because hashing 2 GB takes longer than storing it."""
-MAX_SOURCES = 32
-"""The maximum of one compose (https://cloud.google.com/storage/docs/json_api/v1/objects/compose)."""
+
 CALLER = "trainer@my-project.iam.gserviceaccount.com"
 
 
@@ -42,54 +42,35 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Blob:
-    """One generation of an object. `updated` is in Unix seconds; `components` counts composed objects."""
+    """One generation of an object. `updated` is in Unix seconds."""
 
     name: str
-    pieces: Pieces
+    data: bytes
     crc: int
     md5: str | None
     generation: int = 0
     updated: float = 0.0
     content_type: str = "application/octet-stream"
     metadata: Mapping[str, str] = field(default_factory=dict)
-    components: int | None = None
 
     @property
     def crc32c(self) -> str:
         """Return the CRC-32C as the API shows it: big-endian, in base64."""
         return base64.b64encode(self.crc.to_bytes(4)).decode()
 
-    @property
-    def data(self) -> bytes:
-        return pieces.join(self.pieces)
 
-    @property
-    def size(self) -> int:
-        return pieces.size(self.pieces)
-
-
-def draft(name: str, data: Pieces, resource: Mapping[str, Any], *, with_md5: bool = False) -> Blob:
-    """Return an object to store. `given` is its resource as the client sent it. Raises ApiError 400 (checksums)."""
+def draft(name: str, data: bytes, resource: Mapping[str, Any], *, with_md5: bool = False) -> Blob:
+    """Return an object to store. `resource` is its resource as the client sent it. Raises ApiError 400 (checksums)."""
     content_type = resource.get("contentType") or "application/octet-stream"
-    with_md5 = with_md5 or "md5Hash" in resource or pieces.size(data) <= MD5_UP_TO
-    md5 = pieces.md5(data) if with_md5 else None
+    with_md5 = with_md5 or "md5Hash" in resource or len(data) <= MD5_UP_TO
+    md5 = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode() if with_md5 else None
     metadata = dict(resource.get("metadata") or {})
-    blob = Blob(name, data, pieces.crc32c(data), md5, content_type=content_type, metadata=metadata)
+    blob = Blob(name, data, google_crc32c.value(data), md5, content_type=content_type, metadata=metadata)
     for kind, key, actual in (("CRC32C", "crc32c", blob.crc32c), ("MD5", "md5Hash", md5)):
         if key in resource and resource[key] != actual:
             message = f'Provided {kind} "{resource[key]}" doesn\'t match calculated {kind} "{actual}".'
             raise ApiError(400, message, reason="invalid")
     return blob
-
-
-def composed(name: str, sources: list[Blob], resource: Mapping[str, Any]) -> Blob:
-    """Return an object to store, composed of its sources. It has no MD5.
-
-    Google ignores checksums in `resource`: gcloud sends those of the first source.
-    """
-    data = tuple(piece for blob in sources for piece in blob.pieces)
-    described = draft(name, data, {key: resource[key] for key in ("contentType", "metadata") if key in resource})
-    return replace(described, md5=None, components=sum(blob.components or 1 for blob in sources))
 
 
 class Objects:
@@ -156,7 +137,7 @@ class Objects:
 
     def put(self, bucket: str, name: str, data: bytes) -> None:
         """Store an object as Google's own services do, without permission checks. Raises KeyError: no such bucket."""
-        drafted = draft(name, (data,), {})
+        drafted = draft(name, data, {})
         with self._lock:
             stored = replace(drafted, generation=next(self._generations), updated=self.clock())
             self.buckets[bucket][name] = stored
@@ -167,22 +148,6 @@ class Objects:
         with self._lock:
             self._current(bucket, name, query)
             del self.buckets[bucket][name]
-
-    def compose(self, bucket: str, name: str, body: Mapping[str, Any], query: Mapping[str, str]) -> Blob:
-        """Store the concatenated sources of a composeRequest as one object, without a copy and without MD5.
-
-        Raises ApiError 400, 403, 404 or 412; nothing is changed.
-        """
-        sources = body.get("sourceObjects") or []
-        if not sources:
-            raise ApiError(400, "You must provide at least one source component.", reason="required")
-        if len(sources) > MAX_SOURCES:
-            message = f"The number of source components provided ({len(sources)}) exceeds the maximum ({MAX_SOURCES})"
-            raise ApiError(400, message, reason="invalid")
-        self.allow(bucket, "storage.objects.create")
-        with self._lock:
-            blobs = [self.find(bucket, source.get("name", ""), _source_query(source)) for source in sources]
-        return self.write(bucket, composed(name, blobs, body.get("destination") or {}), query)
 
     def _current(self, bucket: str, name: str, query: Mapping[str, str]) -> Blob:
         blob = self.buckets[bucket].get(name)
@@ -203,14 +168,3 @@ def check_preconditions(blob: Blob | None, query: Mapping[str, str]) -> None:
             if (int(query[name]) == current) == ("Not" in name):
                 message = "At least one of the pre-conditions you specified did not hold."
                 raise ApiError(412, message, reason="conditionNotMet")
-
-
-def _source_query(source: Mapping[str, Any]) -> dict[str, str]:
-    """Return a composeRequest's conditions for one source as parameters of objects.get. Raises ApiError 400."""
-    conditions = source.get("objectPreconditions") or {}
-    unknown = {*source} - {"name", "generation", "objectPreconditions"} | {*conditions} - {"ifGenerationMatch"}
-    if unknown or not source.get("name"):
-        message = f"Invalid source object: unknown {sorted(unknown)}" if unknown else "Required: sourceObjects[].name"
-        raise ApiError(400, message, reason="invalid")
-    query = {"generation": source.get("generation"), **conditions}
-    return {name: str(value) for name, value in query.items() if value is not None}

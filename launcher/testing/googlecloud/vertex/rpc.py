@@ -21,7 +21,6 @@ from google.protobuf import empty_pb2, json_format
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from launcher.testing import pieces
 from launcher.testing.googlecloud.server import GoogleCloud
 from launcher.testing.googlecloud.wire import Request, Response
 
@@ -97,7 +96,7 @@ def _said(response: Response, message: Any, context: grpc.ServicerContext) -> An
         _wait(float("inf"), context)
     if response.then != "next":
         context.abort(grpc.StatusCode.UNAVAILABLE, BROKEN[response.then])
-    text = pieces.join(response.pieces)
+    text = response.body
     if response.status != 200:
         _refuse(response.status, text, context)
     try:

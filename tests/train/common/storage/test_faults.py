@@ -53,7 +53,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stored(cloud: GoogleCloud, name: str) -> bytes:
-    return b"".join(cloud.objects.buckets["my-bucket"][f"runs/r-1/{name}"].pieces)
+    return cloud.objects.buckets["my-bucket"][f"runs/r-1/{name}"].data
 
 
 USES: dict[str, Callable[[GcsFolder], object]] = {
@@ -343,7 +343,7 @@ def test_a_file_that_grows_meanwhile_is_sent_as_long_as_it_was(
 def test_a_list_goes_over_all_pages(folder: GcsFolder, cloud: GoogleCloud) -> None:
     names = [f"m/{number:05d}" for number in range(2005)]
     for name in names:
-        cloud.objects.write("my-bucket", draft(f"runs/r-1/{name}", (), {}), {})
+        cloud.objects.write("my-bucket", draft(f"runs/r-1/{name}", b"", {}), {})
     fault = cloud.faults.add(Fault(LIST, Status(503), after=1, times=2))
     assert folder.list("m/") == names
     assert cloud.faults.used[fault] == 2
