@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
-from itertools import chain
 
 from launcher.catalog import machine_choice, prices, quotas, tables
 from launcher.catalog.model import (
@@ -29,7 +28,6 @@ from launcher.catalog.model import (
     Service,
     Throughput,
     TorchRelease,
-    Zone,
 )
 
 __all__ = [
@@ -69,10 +67,6 @@ class Catalog:
         self._other_prices = prices
         self._price_folder = prices.folder if prices else tables.DATA
         self._priced: dict[tuple[str, str, int, str, str, str], Price] = {}
-        self._prices: dict[str, Mapping[str, RegionPrices]] = {}
-        self._components: dict[str, Mapping[str, Component]] = {}
-        self._zones: dict[str, tuple[Zone, ...]] = {}
-        self._n1_prices: dict[tuple[str, str, int, str], RegionPrices | None] = {}
 
     gpus = cached_property(lambda _: tables.gpus())
     """GPU name -> GPU."""
@@ -83,7 +77,7 @@ class Catalog:
     @property
     def shapes(self) -> Iterator[MachineType]:
         """All shapes of all machine types."""
-        return chain.from_iterable(self.machines.values())
+        return tables.shapes()
 
     @cached_property
     def price_table(self) -> PriceTable:
@@ -127,7 +121,7 @@ class Catalog:
     def gpu(self, name: str) -> Gpu:
         """Return a GPU by its name, ignoring case. Raises CatalogError."""
         if name.lower() not in self.gpus:
-            raise machine_choice.unknown(name, self, "machine.type")
+            raise machine_choice.unknown(name, "machine.type")
         return self.gpus[name.lower()]
 
     def find(
@@ -144,16 +138,16 @@ class Catalog:
         types need `accelerator`. Case is ignored. Raises CatalogError, which lists the alternatives.
         """
         known = type.lower() if type.lower() in (*self.gpus, *self.machines) else type  # errors show the user's text
-        return machine_choice.find(self, machine_choice.MachineQuery(known, gpus, accelerator, service))
+        return machine_choice.find(machine_choice.MachineQuery(known, gpus, accelerator, service))
 
     def regions(self, machine: MachineType) -> tuple[str, ...]:
         """Return the regions where Compute Engine has the machine, those with uncertain zones only last."""
-        return tuple(dict.fromkeys(zone.region for zone in self._zones_of(machine.zones)))
+        return tuple(dict.fromkeys(zone.region for zone in tables.zones(machine.zones)))
 
     @cached_property
     def n1_regions(self) -> frozenset[str]:
         """The regions that have N1 machines."""
-        return frozenset(zone.region for zone in self._zones_of("n1"))
+        return frozenset(zone.region for zone in tables.zones("n1"))
 
     def vertex_regions(self, machine: MachineType) -> tuple[str, ...]:
         """Return the regions where Vertex AI trains on the machine's GPU; () if it does not offer the machine."""
@@ -174,17 +168,12 @@ class Catalog:
 
     def zones(self, machine: MachineType, region: str | None = None) -> tuple[str, ...]:
         """Return the zones that have the machine, in one region or in all, uncertain ones last; () if unknown."""
-        zones = self._zones_of(machine.zones)
+        zones = tables.zones(machine.zones)
         return tuple(zone.name for zone in zones if zone.name and region in (None, zone.region))
 
     def doubt(self, machine: MachineType, place: str) -> str:
         """Return why it is uncertain that a zone has the machine; empty if it is certain, or nothing is known."""
-        return next((zone.doubt for zone in self._zones_of(machine.zones) if place == zone.name), "")
-
-    def _zones_of(self, machines: str) -> tuple[Zone, ...]:
-        if machines not in self._zones:
-            self._zones[machines] = tables.zones(machines)
-        return self._zones[machines]
+        return next((zone.doubt for zone in tables.zones(machine.zones) if place == zone.name), "")
 
     def price(self, machine: MachineType, service: Service, provisioning: str, place: str) -> Price:
         """Return the price of a node and hour in a region or zone; prices are equal in all zones of a region."""
@@ -193,15 +182,13 @@ class Catalog:
         if key not in self._priced:
             query = prices.PriceQuery(machine, service, model, region)
             known, home = (self._region_prices(machine, region_name) for region_name in (region, "us-central1"))
-            self._priced[key] = prices.price(query, known, home, self._tariff)
+            self._priced[key] = prices.price(query, known, home)
         return self._priced[key]
 
     def component(self, name: str, place: str) -> Component | None:
         """Return the price of a unit of local-ssd-gib, n1-vcpu, n1-ram-gib, p4, t4 or v100 in a region or zone;
         `None` if unknown."""
-        if name not in self._components:
-            self._components[name] = tables.components(name, self._price_folder)
-        return self._components[name].get(region_of(place))
+        return tables.components(name, self._price_folder).get(region_of(place))
 
     def after_limit(self, service: Service, provisioning: str) -> AfterLimit:
         """Return the seconds that may be billed after a time limit, and the service's own restarts."""
@@ -249,19 +236,10 @@ class Catalog:
 
     def _region_prices(self, machine: MachineType, region: str) -> RegionPrices | None:
         if machine.family == "n1":
-            key = (machine.name, machine.gpu, machine.gpus, region)
-            if key not in self._n1_prices:
-                parts = (self.component(name, region) for name in ("n1-vcpu", "n1-ram-gib", machine.gpu))
-                self._n1_prices[key] = prices.of_components(machine, region, *parts)
-            return self._n1_prices[key]
-        if machine.name not in self._prices:
-            table = tables.prices(machine.name, self._price_folder)
-            self._prices[machine.name] = table or tables.prices(machine.name)  # a machine that is new in this launch
-        return self._prices[machine.name].get(region)
-
-    @cached_property
-    def _tariff(self) -> prices.Tariff:
-        return prices.Tariff(tables.price_rules(), tables.price_bounds(), self.rates["vertex-fee"])
+            parts = (self.component(name, region) for name in ("n1-vcpu", "n1-ram-gib", machine.gpu))
+            return prices.of_components(machine, region, *parts)
+        table = tables.prices(machine.name, self._price_folder)
+        return (table or tables.prices(machine.name)).get(region)  # a machine that is new in this launch
 
 
 def region_of(place: str) -> str:

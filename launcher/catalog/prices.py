@@ -10,16 +10,13 @@ are announced. If the list price is unknown, the bounds are us-central1's times 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from msgspec import Struct, structs
 
+from launcher.catalog import tables
 from launcher.catalog.model import (
     Component,
     MachineType,
     Price,
-    PriceBound,
-    PriceRule,
     RegionPrices,
     Service,
 )
@@ -37,49 +34,41 @@ class PriceQuery(Struct, frozen=True, gc=False):
     region: str
 
 
-class Tariff(Struct, frozen=True, gc=False):
-    """Rules that apply to all machines: derivations, upper bounds, and Vertex AI's share of the list price."""
-
-    rules: Mapping[str, PriceRule]
-    bounds: Mapping[str, PriceBound]
-    vertex_fee: float
-
-
-def price(query: PriceQuery, known: RegionPrices | None, home: RegionPrices | None, tariff: Tariff) -> Price:
+def price(query: PriceQuery, known: RegionPrices | None, home: RegionPrices | None) -> Price:
     """Return the price of one node and hour with its upper bounds; `home` are us-central1's prices of the machine."""
-    expected, most = _expected(query, known, tariff), _list_at_most(known, home, tariff)
+    expected, most = _expected(query, known), _list_at_most(known, home)
     if most is None:
         return expected
     listed, fee_base, text = most
     usd = (known and _base(known, query.model)[0]) or 0.0
-    older = query.model == "flex-start" and query.machine.gpu in tariff.bounds["flex-older"].gpus
-    hard = tariff.bounds["flex-older" if older else "at-list"]
-    ceiling = tariff.bounds["spot-ceiling"] if query.model == "spot" else hard
-    fee = tariff.vertex_fee * (listed if query.model == "standard" else fee_base)
+    bounds = tables.price_bounds()
+    older = query.model == "flex-start" and query.machine.gpu in bounds["flex-older"].gpus
+    hard = bounds["flex-older" if older else "at-list"]
+    ceiling = bounds["spot-ceiling"] if query.model == "spot" else hard
+    fee = tables.rates()["vertex-fee"] * (listed if query.model == "standard" else fee_base)
     on_top = fee if query.service == "vertex" else 0.0
     return structs.replace(
         expected,
         ceiling=max(usd, ceiling.factor * listed) + on_top,
         ceiling_rule=ceiling.text.replace("list price", text)
-        + (f" plus {_share_of_list(tariff.vertex_fee)} for Vertex AI" if on_top else ""),
+        + (f" plus {_share_of_list()} for Vertex AI" if on_top else ""),
         hard_bound=max(usd, hard.factor * listed) + on_top,
     )
 
 
-def _list_at_most(
-    known: RegionPrices | None, home: RegionPrices | None, tariff: Tariff
-) -> tuple[float, float, str] | None:
+def _list_at_most(known: RegionPrices | None, home: RegionPrices | None) -> tuple[float, float, str] | None:
     """Return the list price or its upper bound, the part that Vertex AI's fee applies to, and a name; None if no rule
     covers the machine."""
-    if known and known.listed is not None and tariff.rules[known.list_rule].kind != "estimate":
+    if known and known.listed is not None and tables.price_rules()[known.list_rule].kind != "estimate":
         return known.listed, known.listed - known.local_ssds, "list price"
     if home is None or home.listed is None:
         return None
-    most = tariff.bounds["unknown-list"].factor * home.listed
-    return most, most, tariff.bounds["unknown-list"].text
+    bound = tables.price_bounds()["unknown-list"]
+    most = bound.factor * home.listed
+    return most, most, bound.text
 
 
-def _expected(query: PriceQuery, known: RegionPrices | None, tariff: Tariff) -> Price:
+def _expected(query: PriceQuery, known: RegionPrices | None) -> Price:
     """Return the expected price, without upper bounds."""
     if known is None:
         return _unknown_price(query, f"the price of {query.machine.name} in {query.region} is unknown")
@@ -88,7 +77,7 @@ def _expected(query: PriceQuery, known: RegionPrices | None, tariff: Tariff) -> 
         return _unknown_price(
             query, f"the {MODELS[query.model]} price of {query.machine.name} in {query.region} is unknown"
         )
-    rule = tariff.rules[key]
+    rule = tables.price_rules()[key]
     bare = Price(
         usd=usd,
         approx=rule.kind != "exact" or query.model == "reservation",
@@ -96,7 +85,7 @@ def _expected(query: PriceQuery, known: RegionPrices | None, tariff: Tariff) -> 
         rule=rule.text,
         excludes=_excludes(query),
     )
-    return _on_vertex(bare, query, known, tariff) if query.service == "vertex" else bare
+    return _on_vertex(bare, query, known) if query.service == "vertex" else bare
 
 
 def of_components(
@@ -128,14 +117,14 @@ def _base(known: RegionPrices, model: str) -> tuple[float | None, str]:
     return known.listed, known.list_rule
 
 
-def _on_vertex(compute: Price, query: PriceQuery, known: RegionPrices, tariff: Tariff) -> Price:
+def _on_vertex(compute: Price, query: PriceQuery, known: RegionPrices) -> Price:
     """Return Vertex AI's price, given Compute Engine's."""
-    fee, share = tariff.vertex_fee, _share_of_list(tariff.vertex_fee)
+    fee, share = tables.rates()["vertex-fee"], _share_of_list()
     if known.listed is None or compute.usd is None:
         return _unknown_price(query, f"Vertex AI adds {share} of the list price, which is unknown in {known.region}")
     # For standard the fee includes the local SSDs: the bills of 2025 do not cover that case, so this is an upper bound.
     on_top = fee * (compute.usd if query.model == "standard" else known.listed - known.local_ssds)
-    estimated = "estimated " if tariff.rules[known.list_rule].kind == "estimate" else ""
+    estimated = "estimated " if tables.price_rules()[known.list_rule].kind == "estimate" else ""
     return structs.replace(
         compute,
         usd=compute.usd + on_top,
@@ -144,8 +133,8 @@ def _on_vertex(compute: Price, query: PriceQuery, known: RegionPrices, tariff: T
     )
 
 
-def _share_of_list(fee: float) -> str:
-    return f"{fee * 100:g} %"
+def _share_of_list() -> str:
+    return f"{tables.rates()['vertex-fee'] * 100:g} %"
 
 
 def _excludes(query: PriceQuery) -> tuple[str, ...]:

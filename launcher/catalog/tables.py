@@ -6,6 +6,7 @@ import csv
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from itertools import chain
 from typing import Any, Final, TextIO, TypeVar
 
 from launcher.catalog.model import (
@@ -124,6 +125,11 @@ def machines() -> dict[str, tuple[MachineType, ...]]:
     return {name: tuple(shapes) for name, shapes in shapes.items()}
 
 
+def shapes() -> Iterator[MachineType]:
+    """Return all shapes of all machine types."""
+    return chain.from_iterable(machines().values())
+
+
 def _machine(family: Row, row: Row, **others: object) -> MachineType:
     """Return a machine of a family; without provisioning models on Vertex AI if it is not offered there."""
     if row["on_vertex"] == "yes":
@@ -133,6 +139,7 @@ def _machine(family: Row, row: Row, **others: object) -> MachineType:
     return _record(MachineType, {**family, **row}, notes=_notes(row.get("note", "") or family["note"]), **others)
 
 
+@cache
 def zones(machines: str) -> tuple[Zone, ...]:
     """Return the zones of a key of zones.csv, uncertain ones last. Only the key's own lines are parsed."""
     with _open("zones", DATA) as file:
@@ -234,6 +241,7 @@ def price_table(folder: str = DATA) -> PriceTable:
     return PriceTable(row["date"], sha256(b"\0".join(texts)).hexdigest()[:16], folder == DATA, folder)
 
 
+@cache
 def prices(machine: str, folder: str = DATA) -> dict[str, RegionPrices]:
     """Region -> prices of a machine. Only the machine's own lines are parsed."""
     with _open("prices", folder) as file:
@@ -247,6 +255,7 @@ def prices(machine: str, folder: str = DATA) -> dict[str, RegionPrices]:
         }
 
 
+@cache
 def components(name: str, folder: str = DATA) -> dict[str, Component]:
     """Region -> the price of a unit of a component."""
     with _open("price_components", folder) as file:
@@ -257,6 +266,7 @@ def components(name: str, folder: str = DATA) -> dict[str, Component]:
         }
 
 
+@cache
 def price_rules() -> dict[str, PriceRule]:
     """Key -> the derivation of a figure."""
     return {row["rule"]: _record(PriceRule, row) for row in rows("price_rules")}
@@ -268,6 +278,7 @@ def price_bounds() -> dict[str, PriceBound]:
     return {row["rule"]: _record(PriceBound, row) for row in rows("price_bounds")}
 
 
+@cache
 def rates() -> dict[str, float]:
     """Name -> USD per unit, or a share."""
     return {row["rate"]: float(row["usd"]) for row in rows("rates")}

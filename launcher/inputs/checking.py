@@ -21,7 +21,7 @@ from launcher.plan.changes import PlanChanges, compare_plans
 from launcher.plan.model import Plan, Target
 from launcher.spec.models import JobSpec, Run, Vertex, Vm
 from launcher.spec.project_file import NAME as PROJECT_FILE
-from launcher.spec.reader import Located, read_located
+from launcher.spec.reader import Located, Override, read_located
 
 STAND_IN: Final = "unset-project"
 """Project ID used if none is set."""
@@ -133,8 +133,8 @@ def check_one_spec(path: Path, target: Target | None, project: str | None, cache
         here = check_target(located, path, "local", project, cache)
         if here.plan is None:
             return here
-        cloud_spec = replace(located.spec, output=f"gs://{project or STAND_IN}-launch/runs")
-        cloud = check_in_cloud(replace(located, spec=cloud_spec), path, project, cache)
+        bucket = Override("output", f"gs://{project or STAND_IN}-launch/runs", located.place("output"))
+        cloud = check_in_cloud(located.changed([bucket]), path, project, cache)
         text = f"output: {output} is a folder on this machine; a launch in the cloud needs --output gs://BUCKET/PATH"
         return replace(cloud, warnings=(warning(text, located), *cloud.warnings))
     return check_in_cloud(located, path, project, cache)

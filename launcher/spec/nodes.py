@@ -66,8 +66,8 @@ def written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def place(node: Node, path: Path) -> str:
-    """Return the position of the value at `path`, or of its nearest ancestor in the file."""
+def node_at(node: Node, path: Path) -> Node:
+    """Return the value at `path`, or its nearest ancestor in the file."""
     for step in path:
         if isinstance(node, Map) and step in node.entries:
             node = node.entries[str(step)]
@@ -75,7 +75,7 @@ def place(node: Node, path: Path) -> str:
             node = node.items[step]
         else:
             break
-    return node.where
+    return node
 
 
 def clipped(text: str) -> str:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-import msgspec
 from msgspec import Meta, Struct, field
 
 from launcher.errors import SpecError
 from launcher.spec.decoding import Decoder
 from launcher.spec.kinds import BUCKET, LabelKey, LabelValue, Model, Region, Repository, matching
-from launcher.spec.nodes import Map, Node, place
-from launcher.spec.reader import Located, by_line, checked, content
+from launcher.spec.models import JobSpec
+from launcher.spec.nodes import Map, Node, node_at, plain
+from launcher.spec.reader import Located, Override, by_line, content
 from launcher.spec.shapes import shape_of
 from launcher.spec.yaml_loader import load
 
@@ -84,7 +84,7 @@ class Settings(Struct, frozen=True):
 
     def place(self, field: str) -> str:
         """Return `file:line` of a field of the section `project`."""
-        return place(self.root, ("project", field))
+        return node_at(self.root, ("project", field)).where
 
 
 def read_project_file(folder: Path | None, spec: Path | None = None) -> Settings:
@@ -130,49 +130,24 @@ def with_settings(
 
     Raises SpecError: the fields cannot be combined.
     """
-    spec, root, origins = located.spec, located.root, list[Origin]()
+    origins: list[Origin] = []
     for file in files:
-        for path, value in open_fields(msgspec.structs.replace(located, spec=spec), file, output):
-            spec = with_field(spec, path, value)
-            node = file.root
-            for step in path:
-                node = node.entries[step] if isinstance(node, Map) else node
-            root = with_entry(root, path, node)
-            origins.append(Origin(".".join(path), node.where))
-    if not origins:
-        return located, ()
-    return checked(Located(spec, root, located.source)), tuple(origins)
+        nodes = {".".join(path): node_at(file.root, path) for path in open_fields(located.spec, file.values, output)}
+        if nodes:
+            overrides = [Override(name, plain(node), node.where, node) for name, node in nodes.items()]
+            located = located.changed(overrides)
+            origins += [Origin(name, node.where) for name, node in nodes.items()]
+    return located, tuple(origins)
 
 
-def open_fields(located: Located, file: Settings, output: bool) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield (path, value) of the file's fields that the spec leaves open."""
-    spec, values = located.spec, file.values
+def open_fields(spec: JobSpec, values: SettingsFile, output: bool) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of a file's fields that the spec leaves open."""
     has_place = spec.zones or any(model.startswith("reservation:") for model in spec.provisioning or ())
     if values.regions is not None and spec.regions is None and not has_place:
-        yield ("regions",), values.regions
+        yield ("regions",)
     if values.output is not None and spec.output is None and output:
-        yield ("output",), values.output
+        yield ("output",)
     is_pushed = spec.image.uri is None or spec.run.node == "append"
     if values.image.repository is not None and spec.image.repository is None and is_pushed:
-        yield ("image", "repository"), values.image.repository
-    for key, value in values.labels.items():
-        if key not in spec.labels:
-            yield ("labels", key), value
-
-
-def with_field(data: Any, path: Sequence[str], value: Any) -> Any:
-    """Return a model or a dict with a value at a path."""
-    name, *rest = path
-    if isinstance(data, dict):
-        return {**data, name: value}
-    new = with_field(getattr(data, name), rest, value) if rest else value
-    return msgspec.structs.replace(data, **{name: new})
-
-
-def with_entry(root: Node, path: Sequence[str], node: Node) -> Node:
-    """Return the nodes with one more at a path, adding missing sections."""
-    if not path:
-        return node
-    entries = root.entries if isinstance(root, Map) else {}
-    child = with_entry(entries.get(path[0], Map(node.where, {})), path[1:], node)
-    return Map(root.where, {**entries, path[0]: child})
+        yield ("image", "repository")
+    yield from (("labels", key) for key in values.labels if key not in spec.labels)

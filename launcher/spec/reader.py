@@ -15,7 +15,7 @@ from launcher.errors import LaunchError, Problem, SpecError
 from launcher.spec.checks import check
 from launcher.spec.decoding import Decoder
 from launcher.spec.models import JobSpec
-from launcher.spec.nodes import Map, Node, clipped, dotted, from_plain, place, plain
+from launcher.spec.nodes import Map, Node, clipped, dotted, from_plain, node_at, plain
 from launcher.spec.overrides import Override, apply_overrides, parse_set
 from launcher.spec.shapes import shape_of
 from launcher.spec.yaml_loader import MAX_BYTES, Loaded, load
@@ -41,7 +41,11 @@ class Located(Struct, frozen=True):
         """Return `file:line` of a dotted field or the flag that set it; the file alone where nothing set it."""
         path = tuple(int(step) if step.isdecimal() else step for step in field.split("."))
         is_set = isinstance(self.root, Map) and path[0] in self.root.entries
-        return place(self.root, path) if is_set else self.source
+        return node_at(self.root, path).where if is_set else self.source
+
+    def changed(self, overrides: Sequence[Override]) -> Located:
+        """Return the spec with some fields set. Raises SpecError: they are invalid, or cannot be combined."""
+        return decode(Loaded(self.root, []), self.source, overrides)
 
     @contextmanager
     def naming_places(self) -> Iterator[None]:
@@ -108,18 +112,11 @@ def combined(located: Located, invalid: Sequence[tuple[str | int, ...]] = ()) ->
     """Return the problems of fields that cannot be combined; `invalid` are the paths without a valid value."""
     problems = []
     for finding in check(located.spec, invalid):
-        where, setting, what = place(located.root, finding.at), dotted(finding.at), finding.what
+        where, setting, what = node_at(located.root, finding.at).where, dotted(finding.at), finding.what
         if not where.endswith(f" {setting}"):  # `--set run.config.steps` names the setting already
             what = f"{what} {setting}" if what == "unknown setting" else f"{setting}: {what}"
         problems.append(Problem(where, what, finding.fix))
     return problems
-
-
-def checked(located: Located) -> Located:
-    """Return the spec. Raises SpecError: its fields cannot be combined."""
-    if problems := combined(located):
-        raise SpecError(by_line(problems, located.source))
-    return located
 
 
 def newer_version(root: Node, source: str) -> Problem | None:
@@ -128,7 +125,7 @@ def newer_version(root: Node, source: str) -> Problem | None:
     if not isinstance(version, int) or version <= VERSION:
         return None
     return Problem(
-        place(root, ("version",)),
+        node_at(root, ("version",)).where,
         f"version {version} is not supported; this launch reads up to {VERSION}",
         "update launch",
     )

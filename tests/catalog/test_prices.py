@@ -35,7 +35,7 @@ def test_a_spot_price_above_the_list_price_is_within_its_own_bounds() -> None:
     machine = CATALOG.machines["a3-highgpu-8g"][0]
     known = structs.replace(tables.prices(machine.name)["us-central1"], listed=10.0, spot=12.0)
     query = prices.PriceQuery(machine=machine, service="compute", model="spot", region="us-central1")
-    found = prices.price(query, known, known, CATALOG._tariff)
+    found = prices.price(query, known, known)
     assert (found.usd, found.ceiling, found.hard_bound) == (12.0, 12.0, 12.0)
 
 
@@ -150,7 +150,7 @@ def test_l4_has_no_flex_start_price_of_its_own() -> None:
 def test_without_a_list_price_vertex_is_unknown() -> None:
     query = prices.PriceQuery(_shape("a4-highgpu-8g"), "vertex", "spot", "europe-west4")
     known = msgspec.structs.replace(tables.prices("a4-highgpu-8g")["europe-west4"], listed=None)
-    found = prices.price(query, known, None, CATALOG._tariff)
+    found = prices.price(query, known, None)
     assert (found.usd, found.approx) == (None, True)
     assert "europe-west4" in found.rule
 

@@ -210,7 +210,7 @@ def test_a_spot_price_above_the_usual_share_is_its_own_ceiling() -> None:
     shape = next(iter(CATALOG.machines["a3-highgpu-8g"]))
     dear = RegionPrices("us-central1", 100.0, "list", None, "", 70.64, "spot", 0.0)
     order = prices.PriceQuery(shape, "compute", "spot", "us-central1")
-    found = prices.price(order, dear, dear, CATALOG._tariff)
+    found = prices.price(order, dear, dear)
     assert (found.usd, found.ceiling, found.hard_bound) == (70.64, 70.64, 100.0)
 
 
