@@ -10,15 +10,14 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator
-from itertools import islice, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.testing.googlecloud import FakeClock, GoogleCloud, Runner, parse_custom_job
+from launcher.testing.googlecloud import FakeClock, GoogleCloud, parse_custom_job
 from tests.googlecloud.test_custom_jobs import GOOD
-from tests.googlecloud.test_runs import job_of
 
 pytestmark = pytest.mark.gcloud
 
@@ -44,41 +43,6 @@ def test_gcloud_creates_sees_and_cancels_a_job(
     clock.advance(2)
     described: dict[str, Any] = json.loads(run(cloud, *jobs, "describe", created["name"], "--format=json").stdout)
     assert described["state"] == "JOB_STATE_CANCELLED"
-
-
-def test_gcloud_streams_the_lines_of_a_job_that_runs_and_cancels_it(gcloud: str, tmp_path: Path) -> None:
-    """gcloud reads entries older than five seconds by its own clock. The cloud's clock is a minute behind."""
-    config = tmp_path / "job.json"
-    config.write_text(json.dumps(job_of(SPEAKS)["jobSpec"]))
-    runner = Runner(pending=0)
-    jobs, where = [gcloud, "ai", "custom-jobs"], "--region=us-central1"
-    with GoogleCloud(runner=runner, clock=lambda: time.time() - 60) as cloud:
-        create = [*jobs, "create", f"--config={config}", "--display-name=a", where, "--format=value(name)"]
-        name = run(cloud, *create).stdout.strip()
-        said = streamed(cloud, 3, *jobs, "stream-logs", name, "--polling-interval=1", "--task-name=workerpool0-0")
-        assert [line.split("\t")[2:] for line in said] == [["workerpool0-0", text] for text in ("one", "two", "three")]
-        run(cloud, *jobs, "cancel", name)
-        while cloud.runs and cloud.runs.pids():
-            time.sleep(0.02)
-        described = json.loads(run(cloud, *jobs, "describe", name, "--format=json").stdout)
-    assert (described["state"], described["error"]["code"]) == ("JOB_STATE_CANCELLED", 1)
-
-
-SPEAKS = """
-for text in ("one", "two", "three"):
-    print(text, flush=True)
-time.sleep(60)
-"""
-
-
-def streamed(cloud: GoogleCloud, count: int, *command: str) -> list[str]:
-    """Return the first lines that a command prints if it does not end by itself."""
-    environment = {**os.environ, **cloud.environ(), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True) as ours:
-        try:
-            return [line.rstrip("\n") for line in islice(ours.stdout or (), count)]
-        finally:
-            os.killpg(ours.pid, signal.SIGKILL)
 
 
 def test_gcloud_prints_a_refusal(gcloud: str, cloud: GoogleCloud) -> None:

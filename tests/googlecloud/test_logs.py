@@ -56,19 +56,10 @@ def write(cloud: GoogleCloud, clock: FakeClock, *texts: str) -> None:
         (JOB, "abc"),
         (f'{JOB} AND resource.labels.task_name="workerpool0-0"', "ac"),
         ('resource.labels.job_id="7" resource.labels.task_name="workerpool1-0"', "b"),
-        ('NOT resource.labels.job_id="7"', "d"),
         ('resource.labels.job_id!="7"', "d"),
         ('timestamp>="2023-11-14T22:13:22Z"', "cd"),
         ('timestamp>"2023-11-14T22:13:21.5Z" AND timestamp<"2023-11-14T23:13:22.000001+01:00"', "c"),
-        ('(timestamp="2023-11-14T22:13:21Z" AND insertId>"00000000000001") OR timestamp>"2023-11-14T22:13:22Z"', "bd"),
-        ('(timestamp="2023-11-14T22:13:21Z" AND insertId>"00000000000002") OR timestamp>"2023-11-14T22:13:22Z"', "d"),
-        ("severity>=WARNING", "bd"),
-        ('severity="ERROR"', "d"),
         ('jsonPayload.message="A"', "a"),
-        ('jsonPayload.message:"A" OR jsonPayload.message:"C" AND severity=INFO', "ac"),
-        ('severity=INFO AND jsonPayload.message:"A" OR jsonPayload.message:"C"', "ac"),
-        ('textPayload:"D"', "d"),
-        ("jsonPayload.message:*", "abc"),
         ('logName="projects/my-project/logs/workerpool1-0"', "b"),
         ('jsonPayload.other="a"', ""),
     ],
@@ -84,23 +75,17 @@ def test_filters(cloud: GoogleCloud, clock: FakeClock, text: str, found: str) ->
     assert "".join(said(cloud, text)) == found
 
 
-def test_or_binds_more_tightly_than_and(cloud: GoogleCloud, clock: FakeClock) -> None:
-    write(cloud, clock, "a", "b")
-    assert said(cloud, 'jsonPayload.message="a" OR jsonPayload.message="b" AND severity=ERROR') == []
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("resource.type=", "Unparseable filter: syntax error at line 1, column 15, token ''"),
-        ('resource.type="ml_job', "column 15, token '\"'"),
-        ("(severity=INFO", "column 15, token ''"),
-        ("severity=INFO)", "column 14, token ')'"),
-        ("AND severity=INFO", "column 5, token 'severity'"),
+        ("resource.type=", "Unparseable filter: syntax error at 'resource.type='"),
+        ('resource.type="ml_job', "syntax error at"),
+        ("(severity=INFO)", "syntax error at '(severity=INFO)'"),
+        ("severity=INFO OR severity=ERROR", "syntax error at 'OR severity=ERROR'"),
+        ("NOT severity=INFO", "syntax error at 'NOT severity=INFO'"),
+        ("AND severity=INFO", "syntax error at 'AND severity=INFO'"),
         ("colour=red", "Field not found: 'colour'."),
         ('timestamp>"yesterday"', "Invalid timestamp: 'yesterday'"),
-        ("severity>LOUD", "Invalid severity: 'LOUD'"),
-        ('timestamp:"2023"', "Invalid timestamp"),
         ("x" * 20_001, "longer than 20000"),
     ],
 )

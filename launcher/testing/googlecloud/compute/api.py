@@ -9,7 +9,7 @@ from http import HTTPStatus
 from itertools import count
 from typing import Any, NamedTuple
 
-from launcher.testing.googlecloud.filters import ORDERS, Test, Token, compiled, field_at
+from launcher.testing.googlecloud.filters import ORDERS, Test, compiled, field_at
 from launcher.testing.googlecloud.wire import ApiError, Request, Response, json_response, page, route, utc
 
 LIST = ("filter", "maxResults", "orderBy", "pageToken", "returnPartialSuccess")
@@ -19,7 +19,7 @@ MOST = 500
 Item = dict[str, Any]
 
 
-def compare(field: str, sign: str, value: Token) -> Test:
+def compare(field: str, sign: str, value: str) -> Test:
     """Return a comparison of a resource's field. A minus sign before the field negates it."""
     path = field.removeprefix("-")
 
@@ -27,10 +27,10 @@ def compare(field: str, sign: str, value: Token) -> Test:
         actual = field_at(item, path)
         text = str(actual).lower() if isinstance(actual, bool) else "" if actual is None else str(actual)
         if sign in ("eq", "ne"):
-            return bool(re.fullmatch(value.text.strip("'"), text)) == (sign == "eq")
+            return bool(re.fullmatch(value.strip("'"), text)) == (sign == "eq")
         if sign == ":":
-            return actual is not None and (value.text == "*" or value.text.lower() in text.lower())
-        return ORDERS[sign](text, value.text)
+            return actual is not None and (value == "*" or value.lower() in text.lower())
+        return ORDERS[sign](text, value)
 
     return (lambda item: not test(item)) if field.startswith("-") else test
 
