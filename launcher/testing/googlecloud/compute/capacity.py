@@ -1,7 +1,7 @@
 """Simulated stockouts and quotas, with Google's messages.
 
-    cloud.compute.capacity.out("us-central1-*", "a3-*", "SPOT", available=("us-east4-a",))
-    cloud.compute.capacity.out("us-central1-a", left=1, until=clock() + 600)
+    cloud.compute.capacity.out("us-central1-*", "a3-*", available=("us-east4-a",))
+    cloud.compute.capacity.out("us-central1-a", left=1)
     cloud.compute.quotas.limit("NVIDIA_L4_GPUS", 0, "us-central1")
 
 By default capacity and quota are unlimited. The messages and the shape of errorDetails are those of published answers
@@ -11,7 +11,7 @@ By default capacity and quota are unlimited. The messages and the shape of error
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -90,7 +90,7 @@ def shapes() -> dict[str, Shape]:
     }
 
 
-CODES = ("ZONE_RESOURCE_POOL_EXHAUSTED", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS")
+STOCKOUT = "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
 HELP = {
     "help": {
         "links": [
@@ -118,9 +118,9 @@ class Demand:
         return self.zone.rpartition("-")[0]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Shortage:
-    """A stockout in zones, of machine types and models (globs), until a time or for some tries.
+    """A stockout in zones, of machine types (globs).
 
     `left` VMs are still available. With `after`, the insert's operation fails that many seconds after it began (None:
     by the cloud's pace).
@@ -128,20 +128,14 @@ class Shortage:
 
     zone: str = "*"
     machine: str = "*"
-    model: str = "*"
-    code: str = CODES[1]
     available: tuple[str, ...] = ()
     left: int = 0
     after: float | None = None
-    until: float | None = None
-    times: int | None = None
-    met: int = 0
+
+    def affects(self, wanted: Demand) -> bool:
+        return fnmatchcase(wanted.zone, self.zone) and fnmatchcase(wanted.machine, self.machine)
 
     def problem(self, project: str, wanted: Demand) -> Problem:
-        where = f"The zone 'projects/{project}/zones/{wanted.zone}'"
-        rest = (
-            "  Try a different zone, or try again later." if self.code == CODES[0] else "  '(resource type:compute)'."
-        )
         attached = f"{wanted.accelerator}:{wanted.gpus}" if wanted.machine.startswith("n1-") and wanted.gpus else ""
         known = {"attachment": attached, "vmType": wanted.machine, "zone": wanted.zone}
         info = {
@@ -149,46 +143,27 @@ class Shortage:
             "metadatas": {**known, "zonesAvailable": ",".join(self.available)},
             "reason": "resource_availability",
         }
-        details = (HELP, {"localizedMessage": self._said(wanted)}, {"errorInfo": info})
-        text = f"{where} does not have enough resources available to fulfill the request.{rest}"
-        return Problem(self.code, text, 503, details if self.code in CODES else ())
-
-    def _said(self, wanted: Demand) -> dict[str, str]:
-        elsewhere = f"Consider trying your request in the {', '.join(self.available)} zone(s), which currently has "
-        elsewhere += "capacity to accommodate your request. " if self.available else ""
-        first = f"A {wanted.machine} VM instance is currently unavailable in the {wanted.zone} zone. "
-        last = "Alternatively, you can try your request again with a different VM hardware configuration or at a later "
-        last += "time. For more information, see the troubleshooting documentation."
-        return {"locale": "en-US", "message": first + (elsewhere if self.available else "") + last}
+        text = f"The zone 'projects/{project}/zones/{wanted.zone}' does not have enough resources available to fulfill "
+        text += "the request.  '(resource type:compute)'."
+        return Problem(STOCKOUT, text, 503, (HELP, {"errorInfo": info}))
 
 
 class Capacity:
     """All stockouts."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self.now = now
+    def __init__(self) -> None:
         self.shortages: list[Shortage] = []
 
-    def out(self, zone: str = "*", machine: str = "*", model: str = "*", **more: Any) -> Shortage:
+    def out(self, zone: str = "*", machine: str = "*", **more: Any) -> None:
         """Add a stockout. `more` are further fields of Shortage."""
-        shortage = Shortage(zone, machine, model, **more)
-        self.shortages.append(shortage)
-        return shortage
+        self.shortages.append(Shortage(zone, machine, **more))
 
     def back(self) -> None:
         self.shortages.clear()
 
     def meets(self, wanted: Demand) -> Shortage | None:
         """Return the stockout that applies to a VM, or None."""
-        return next((shortage for shortage in self.shortages if self._fits(shortage, wanted)), None)
-
-    def _fits(self, shortage: Shortage, wanted: Demand) -> bool:
-        if shortage.until is not None and self.now() >= shortage.until:
-            return False
-        if shortage.times is not None and shortage.met >= shortage.times:
-            return False
-        pairs = ((wanted.zone, shortage.zone), (wanted.machine, shortage.machine), (wanted.model, shortage.model))
-        return all(fnmatchcase(value, pattern) for value, pattern in pairs)
+        return next((shortage for shortage in self.shortages if shortage.affects(wanted)), None)
 
 
 PLENTY = 1000.0

@@ -43,7 +43,7 @@ class Compute:
         self.timeline = Timeline(clock)
         now = self.timeline.now
         self.park = Park(project, now, url)
-        self.capacity = Capacity(now)
+        self.capacity = Capacity()
         self.quotas = Quotas()
         self.operations = Operations(project, self.timeline, url, moment)
         self.life = Life(self.park, self.operations, self.capacity, self.timeline)

@@ -326,15 +326,12 @@ class Life:
             self._provision(vm)
         for vm, own in list(zip(vms, each, strict=True))[room:]:
             self._making[vm.number] = own
-            self.fail(vm, shortage or Shortage(), counted=False)
-        if shortage is not None:
-            shortage.met += 1
+            self.fail(vm, shortage or Shortage())
         when = self.pace.running if enough else _or(shortage.after if shortage else None, self.pace.fail)
         self.timeline.after(when, lambda: self._end_all(vms, operation, least, room, shortage))
 
-    def fail(self, vm: Vm, shortage: Shortage, *, counted: bool = True) -> None:
+    def fail(self, vm: Vm, shortage: Shortage) -> None:
         """Fail the creation of a VM because of a stockout, which is noticed after a delay."""
-        shortage.met += counted
         problem = shortage.problem(self.park.project, vm.wanted)
         self._later(vm, _or(shortage.after, self.pace.fail), lambda: self._failed(vm, problem))
 
@@ -356,7 +353,6 @@ class Life:
             self._provision(vm)
             return
         vm.body["status"] = "PROVISIONING"
-        shortage.met += 1
         problem = shortage.problem(self.park.project, vm.wanted)
         self._later(vm, _or(shortage.after, self.pace.fail), lambda: self._not_started(vm, problem))
 
@@ -438,7 +434,6 @@ class Life:
         self.park.remove(vm)
 
     def _not_come(self, vm: Vm, shortage: Shortage) -> None:
-        shortage.met += 1
         self._failed(vm, shortage.problem(self.park.project, vm.wanted))
 
     def _not_started(self, vm: Vm, problem: Problem) -> None:
