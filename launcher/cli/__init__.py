@@ -126,7 +126,7 @@ MOST_LINES: Final = 40
 def show_error(error: LaunchError) -> None:
     """Print the problem and the hint to stderr."""
     from launcher.cli.style import styled
-    from launcher.cli.ui.plan_page import fitted
+    from launcher.cli.ui.text import fitted
 
     hint = first_lines(fitted(error.hint), MOST_LINES // 2) if error.hint else []
     problem = first_lines(fitted(f"error: {error.problem}"), MOST_LINES - len(hint))

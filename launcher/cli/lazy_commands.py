@@ -7,7 +7,7 @@ Typer has its own copy of them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -24,16 +24,63 @@ MAKE = "make"
 """The default command of `launch vm`. A spec file with the name of a command is written ./list."""
 
 COMMAND_GROUPS = {
-    "Get started": ("init", "check", "estimate", "gpus", "prices", "schema"),
-    "Run jobs": ("local", "vertex", "on", "sweep", "follow", "cancel", "build", "push"),
-    "Inspect runs": ("runs", "status", "watch", "logs", "metrics", "report", "compare", "export", "move", "rm"),
-    "VMs": ("vm", "ssh", "push-code"),
-    "Project": ("doctor", "setup", "config", "bench", "selftest"),
+    "Get started": {
+        "init": "Write a commented starter spec.",
+        "check": "Dry-run specs offline.",
+        "estimate": "Estimate a training run: GPU memory, speed, time and cost.",
+        "gpus": "List GPUs with memory, speed, regions and prices.",
+        "prices": "Show the prices that plans use, or fetch newer ones.",
+        "schema": "Print the JSON Schema of a spec, for editors.",
+    },
+    "Run jobs": {
+        "local": "Run a job on this machine as Vertex AI would.",
+        "vertex": "Run a training job on Vertex AI.",
+        "on": "Run a training job on a machine that you reach by SSH.",
+        "sweep": "Run a spec once for each combination of several values.",
+        "follow": "Watch a run to its end.",
+        "cancel": "Cancel a run or all points of a sweep.",
+        "build": "Build the training image.",
+        "push": "Push the training image to the registry.",
+    },
+    "Inspect runs": {
+        "runs": "List runs, on this machine and in the cloud.",
+        "status": "Show a run or a sweep, or list all runs as `launch runs` does.",
+        "watch": "Show one or several runs live, until they end.",
+        "logs": "Print the log of a run.",
+        "metrics": "Print the metrics of a run, step by step.",
+        "report": "Write an HTML report of runs or a sweep.",
+        "compare": "Compare two or more runs.",
+        "export": "Export a checkpoint's weights for other programs.",
+        "move": "Move a run that has ended to another place, to continue it there.",
+        "rm": "Delete runs that have ended, or all runs of a sweep.",
+    },
+    "VMs": {
+        "vm": "Create and manage VMs with GPUs.",
+        "ssh": "Open a shell on a VM, or run a command there.",
+        "push-code": "Copy a folder's code to a VM.",
+    },
+    "Project": {
+        "doctor": "Check this machine and project, and show the fixes.",
+        "setup": "Show what a project lacks; --yes creates it.",
+        "config": "Print the settings and their origin.",
+        "bench": "Measure this machine's compute, memory, links and data loading.",
+        "selftest": "Run every feature once in a project and report what works.",
+    },
 }
-"""The commands in the order of the help, by heading."""
-COMMANDS = tuple(name for names in COMMAND_GROUPS.values() for name in names)
+"""The commands by heading, with the first line of their help: a command's module is imported only when it runs."""
+COMMANDS = {name: text for texts in COMMAND_GROUPS.values() for name, text in texts.items()}
 """`push-code` is the function push_code of commands/push_code.py."""
-MODULES = {"vm": "vm.create", "push": "build"}
+VM_COMMANDS = {
+    "list": "List launch's VMs, in all zones.",
+    "status": "Show a VM's state, price, lease and addresses.",
+    "stop": "Stop a VM and wait until it has stopped.",
+    "start": "Start a stopped VM and wait until it runs.",
+    "extend": "Move the end of a VM's lease to a later or earlier time.",
+    "delete": "Delete a VM with its disk, and wait until it is deleted.",
+    "code": "Add a VM to your ssh configuration by its name.",
+}
+"""`launch vm list` is the function vm_list of commands/vm/list.py; `launch vm` is vm of commands/vm/create.py."""
+MODULES = {"vm": "vm.create", "vm_start": "vm.stop", "push": "build"}
 """The modules of commands whose module has another name."""
 PLAIN_WORDS = {
     "Got unexpected extra argument(s)": "unexpected argument",
@@ -48,9 +95,6 @@ PLANNED = ("vertex", "vm", "local", "sweep")
 PORTABLE = ("gpus", "prices", "estimate", "init", "check", "config", "schema")
 """Commands that work on Windows."""
 
-VM_COMMANDS = ("list", "status", "stop", "start", "extend", "delete", "code")
-"""`launch vm list` is the function vm_list of commands/vm/list.py; `launch vm` is vm of commands/vm/create.py."""
-
 # Plain help and errors: rich costs 70 ms of CPU, as much as everything else of a start (benchmarks/startup.py).
 PLAIN: Final[dict[str, Any]] = {
     "rich_markup_mode": None,
@@ -62,7 +106,7 @@ PLAIN: Final[dict[str, Any]] = {
 class LazyGroup(TyperGroup):
     """A group whose subclasses load a command in get_command: building each one takes Typer a millisecond."""
 
-    names: ClassVar[tuple[str, ...]]
+    names: ClassVar[Collection[str]]
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return all names in order."""
@@ -79,7 +123,7 @@ class Commands(LazyGroup):
         if cmd_name not in self.names:
             return None
         return (
-            VmGroup(name="vm", help=VM_HELP, rich_markup_mode=None)
+            VmGroup(name="vm", help=COMMANDS["vm"], rich_markup_mode=None)
             if cmd_name == "vm"
             else load_command(cmd_name, cmd_name)
         )
@@ -112,10 +156,9 @@ class Commands(LazyGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the commands by group, then the options."""
-        for heading, names in COMMAND_GROUPS.items():
+        for heading, texts in COMMAND_GROUPS.items():
             with formatter.section(styled(heading, "1")):
-                rows = [(f"{name:9}", self.get_command(ctx, name).get_short_help_str(65)) for name in names]
-                formatter.write_dl(rows)
+                formatter.write_dl([(f"{name:9}", text) for name, text in texts.items()])
         write_groups(self.get_params(ctx), ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -189,9 +232,6 @@ def refuse_on_windows(args: Sequence[str]) -> None:
         )
 
 
-VM_HELP = "Create and manage VMs with GPUs."
-
-
 class VmGroup(LazyGroup):
     """`launch vm`. Arguments that do not start with a command's name go to `make`."""
 
@@ -243,7 +283,6 @@ def make_command() -> type[Command]:
             """Write the options, then the group's other commands."""
             super().format_options(ctx, formatter)
             with formatter.section(styled("Commands (launch vm COMMAND --help)", "1")):
-                commands = [load_command(name, f"vm-{name}") for name in VM_COMMANDS]
-                formatter.write_dl([(each.name, each.get_short_help_str(66)) for each in commands])
+                formatter.write_dl([*VM_COMMANDS.items()])
 
     return Make

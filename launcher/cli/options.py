@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: Typer would compile the annotations at every start, twice.
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -47,9 +48,30 @@ DryRun = Annotated[bool, option(OUTPUT, "--dry-run", help="Print the plan; submi
 Explain = Annotated[bool, option(OUTPUT, "--explain", help="Print the plan with all its reasons; submit nothing.")]
 Offline = Annotated[bool, option(COST, "--offline", help="Use the prices shipped with launch.")]
 Yes = Annotated[bool, option(COST, "--yes", "-y", help="Submit without the question about the cost.")]
+
+
+def time_option(group: str, flag: str, help: str) -> Any:  # noqa: A002 -- Typer's name
+    """Return an option whose value is a time (`15s`, `2m`, `1h`), in seconds for the command."""
+
+    def parse(text: str) -> float:
+        return flag_seconds(text, flag)
+
+    return option(group, flag, help=help, metavar="TIME", parser=parse)
+
+
+def flag_seconds(text: str, flag: str) -> float:
+    """Return the seconds of a flag's `15s`, `2m` or `1h`, which a spec takes too. Raises UsageError."""
+    from launcher.spec.kinds import DURATION
+    from launcher.text import parse_duration
+
+    if re.search(DURATION, text):
+        return parse_duration(text)
+    near = f"{text}s" if text.isdecimal() and int(text) else "15s, 2m or 1h"
+    raise UsageError(f"{flag}: invalid duration {text!r}; use for example {near}")
+
+
 WatchFor = Annotated[
-    str | None,
-    option(OUTPUT, "--watch-for", help="Stop watching after this time (30m, 2h); exit code 6.", metavar="TIME"),
+    float | None, time_option(OUTPUT, "--watch-for", "Stop watching after this time (30m, 2h); exit code 6.")
 ]
 
 BuilderFlag = Annotated[

@@ -54,7 +54,7 @@ def read_machine(environ: Mapping[str, str], root: Path = Path("/"), seconds: fl
     place `/` is read."""
     return together(
         {
-            "python": partial(python_version, environ),
+            "python": lambda: {"version": ".".join(map(str, sys.version_info[:3])), "path": sys.executable},
             "torch": partial(torch_report, environ),
             "gpus": partial(gpu_rows, environ),
             "pci": partial(pci_gpus, root),
@@ -62,15 +62,13 @@ def read_machine(environ: Mapping[str, str], root: Path = Path("/"), seconds: fl
             "cuda": partial(cuda_installations, environ, root),
             "memory": partial(file_system_space, str(root / "dev/shm")),
             "disk": partial(file_system_space, "."),
-            "tools": partial(installed_tools, environ),
+            "tools": lambda: {
+                "gcloud": shutil.which("gcloud", path=environ.get("PATH")) is not None,
+                "google": installed("google.cloud.aiplatform_v1"),
+            },
         },
         seconds,
     )
-
-
-def python_version(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return this Python's version and path."""
-    return {"version": ".".join(map(str, sys.version_info[:3])), "path": sys.executable}
 
 
 def torch_report(environ: Mapping[str, str]) -> dict[str, Any] | None:
@@ -134,12 +132,6 @@ def file_system_space(path: str) -> dict[str, Any]:
     return {"path": path, "total": usage.total, "free": usage.free}
 
 
-def installed_tools(environ: Mapping[str, str]) -> dict[str, bool]:
-    """Return which optional tools are installed."""
-    commands = {name: shutil.which(name, path=environ.get("PATH")) is not None for name in ("gcloud", "docker")}
-    return {**commands, "google": installed("google.cloud.aiplatform_v1")}
-
-
 def installed(module: str) -> bool:
     """Return whether a module can be imported, without importing it (only its parent packages)."""
     try:
@@ -187,8 +179,9 @@ WARNING_XIDS: Final = frozenset({13, 31, 43, 45})
 
 def check_machine(found: Found) -> tuple[Check, ...]:
     """Return the result of every check, in the order of the page."""
+    python = answer(found, "python") or {}
     return (
-        *check_python(found),
+        Check("python", "ok", f"{python.get('version', '')} ({python.get('path', '')})"),
         *check_driver(found),
         *check_gpus(found),
         *check_xids(found),
@@ -203,15 +196,6 @@ def problem(found: Found, name: str) -> str:
     """Return why a read failed; empty if it did not."""
     result = found.get(name)
     return result.problem if isinstance(result, LaunchError) else ""
-
-
-def check_python(found: Found) -> Iterator[Check]:
-    """Report this Python."""
-    known = answer(found, "python") or {}
-    yield Check("python", "ok", f"{known.get('version', '')} ({known.get('path', '')})")
-
-
-# --- GPUs -------------------------------------------------------------------------------------------------------------
 
 
 def check_driver(found: Found) -> Iterator[Check]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from launcher.catalog.model import QuotaFigures
 from launcher.errors import LaunchError
-from launcher.gcp.api import words
-
-if TYPE_CHECKING:
-    from launcher.plan.model import Attempt
+from launcher.gcp.api import status_of, words
+from launcher.plan.model import Attempt
 
 Status = Literal["ok", "warning", "failed", "unknown"]
 ORDER: Final[tuple[Status, ...]] = ("failed", "warning", "unknown", "ok")
@@ -153,3 +151,11 @@ def answer(found: Found, name: str) -> Any:
     """Return the result of a read; None if it was not read, or if the resource does not exist."""
     result = found.get(name)
     return None if isinstance(result, LaunchError) else result
+
+
+def settled(answers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answers with None in place of each 404."""
+    return {
+        name: None if isinstance(result, LaunchError) and status_of(result) == 404 else result
+        for name, result in answers.items()
+    }

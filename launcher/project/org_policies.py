@@ -63,7 +63,7 @@ def problems_of(name: str, needs: Needs, policy: Mapping[str, Any]) -> Iterator[
             yield from refused(needs, name, is_allowed(policy, region_in(region)), text, describe(needs, name), region)
     elif name == CMEK and not needs.key:
         allowed, text = is_allowed(policy, named(needs.api)), f"{name}: {needs.api} needs a customer-managed key"
-        fix = f"{launch(needs)} --set identity.kms_key=projects/P/locations/L/keyRings/R/cryptoKeys/K"
+        fix = f"launch {needs.service} … --set identity.kms_key=projects/P/locations/L/keyRings/R/cryptoKeys/K"
         yield from refused(needs, name, allowed, text, fix)
     elif name == SERVICES:
         for api in needs.apis:
@@ -72,7 +72,8 @@ def problems_of(name: str, needs: Needs, policy: Mapping[str, Any]) -> Iterator[
     elif name == SHIELDED:
         text = f"{name} requires Secure Boot, which launch's VMs don't have: it refuses NVIDIA's driver"
         fix = f"gcloud resource-manager org-policies disable-enforce {name} --project={needs.project}"
-        yield from refused(needs, name, not_(is_enforced(policy)), text, fix)
+        enforced = is_enforced(policy)
+        yield from refused(needs, name, None if enforced is None else not enforced, text, fix)
     elif name == IMAGES and needs.image_project not in ("", needs.project):  # own images are always allowed
         value = f"projects/{needs.image_project}"
         text = f"{name} does not allow boot images of {needs.image_project}"
@@ -100,11 +101,6 @@ def describe(needs: Needs, name: str) -> str:
     return f"gcloud org-policies describe {name} --effective --project={needs.project}"
 
 
-def launch(needs: Needs) -> str:
-    """Return the beginning of the command that launches the job."""
-    return f"launch {needs.service} …"
-
-
 # --- Rules ------------------------------------------------------------------------------------------------------------
 
 
@@ -128,27 +124,14 @@ def is_allowed(policy: Mapping[str, Any], matches: Matches) -> bool | None:
     allowed = [matches(str(value)) for each in values for value in each.get("allowedValues", ())]
     if any(rule.get("allowAll") for rule in rules) or not allowed:
         allowed = [True]
-    return both(not_(some(denied)), some(allowed))
+    if True in denied or not {True, None} & {*allowed}:
+        return False
+    return None if None in denied or True not in allowed else True
 
 
 def rules_of(policy: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return a policy's rules."""
     return [*(policy.get("spec") or {}).get("rules", ())]
-
-
-def some(answers: list[bool | None]) -> bool | None:
-    """Return whether any answer is true; None: that depends on an unknown one."""
-    return True if True in answers else None if None in answers else False
-
-
-def both(first: bool | None, second: bool | None) -> bool | None:
-    """Return whether both are true; None: that depends on an unknown one."""
-    return False if False in (first, second) else None if None in (first, second) else True
-
-
-def not_(answer: bool | None) -> bool | None:
-    """Return the opposite of a known answer."""
-    return None if answer is None else not answer
 
 
 # --- Values -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ from msgspec.structs import replace
 from launcher.errors import LaunchError, NoCapacity, NotAuthorised, PlanRefused
 from launcher.gcp.api import Rest
 from launcher.gcp.parallel import together
+from launcher.inputs.gather import GatherOptions, gather
 from launcher.inputs.gcloud_config import account
+from launcher.inputs.planning import planned
 from launcher.plan.model import Attempt, Plan
 from launcher.project.checks import credentials, evaluate
 from launcher.project.model import Check, Needs, by_severity
@@ -21,6 +23,7 @@ from launcher.project.report import lines
 from launcher.project.vm_checks import check_vms
 from launcher.services.compute.capacity import order_by_capacity
 from launcher.services.compute.client import Compute
+from launcher.spec.reader import Override
 
 ACCESS: Final = {"permissions", "actAs", "access", "job access", "secret"}
 """Checks whose failures are missing permissions."""
@@ -105,10 +108,6 @@ def check_project(
     needs = project_needs(project, regions)
     if not vms:
         return check_needs(needs, environ)
-    from launcher.inputs.gather import GatherOptions, gather
-    from launcher.inputs.planning import planned
-    from launcher.spec.reader import Override
-
     plan = planned(gather("vm", None, [Override("regions", list(regions), "--region")], GatherOptions(training=False)))
     return check_needs(replace(needs_of(plan), bucket=needs.bucket, repository=needs.repository), environ, plan)
 

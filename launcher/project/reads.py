@@ -10,10 +10,11 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from launcher.errors import LaunchError
-from launcher.gcp.api import Rest, Service, status_of
+from launcher.gcp.api import Rest, Service
 from launcher.gcp.parallel import together
+from launcher.images.registry import Registry, parse
 from launcher.project.keys import USE, keys
-from launcher.project.model import UNEXPECTED, Found, Needs, SubnetworkNeed, answer
+from launcher.project.model import UNEXPECTED, Found, Needs, SubnetworkNeed, answer, settled
 from launcher.project.org_policies import constraints
 
 SECONDS: Final = 6.0
@@ -73,14 +74,6 @@ def tolerant(calls: Mapping[str, Call]) -> dict[str, Call]:
             raise LaunchError(f"unexpected answer ({type(error).__name__}: {error})") from error
 
     return {name: partial(answered, call) for name, call in calls.items()}
-
-
-def settled(answers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answers with None in place of each 404."""
-    return {
-        name: None if isinstance(result, LaunchError) and status_of(result) == 404 else result
-        for name, result in answers.items()
-    }
 
 
 def first_calls(rest: Rest, needs: Needs, environ: Mapping[str, str]) -> dict[str, Call]:
@@ -152,8 +145,6 @@ def read_apis(rest: Rest, project: str, apis: tuple[str, ...]) -> dict[str, bool
 
 def find_image(image: str, environ: Mapping[str, str]) -> str | None:
     """Return the digest of an image in its registry; None: it does not exist. Raises LaunchError."""
-    from launcher.images.registry import Registry, parse
-
     where = parse(image)
     with Registry(where.host, environ) as registry:
         return registry.head(where.repository, where.digest or where.tag or "")

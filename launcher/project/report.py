@@ -12,6 +12,7 @@ import msgspec
 
 from launcher.project.checks import units_text
 from launcher.project.model import Check
+from launcher.text import plural
 
 WIDTH: Final = 80
 LABEL: Final = 14
@@ -98,8 +99,6 @@ def shell_lines(command: str, width: int) -> list[str]:
 
 def summary(checks: Sequence[Check]) -> str:
     """Return `1 problem, 2 warnings, 3 not checked`; empty if every check passed."""
-    from launcher.text import plural
-
     counts = {status: sum(check.status == status for check in checks) for status in SIGNS}
     parts = [
         plural(counts["failed"], "problem") if counts["failed"] else "",

@@ -42,7 +42,16 @@ from launcher.project.reads import (
     tested,
 )
 from launcher.project.report import shell_lines
-from launcher.project.vm_checks import GLOBAL_GPU_QUOTA, IAP, SSH_PORT, UNPRIVILEGED, VmNetwork, has_nat
+from launcher.project.vm_checks import (
+    GLOBAL_GPU_QUOTA,
+    IAP,
+    SSH_PORT,
+    UNPRIVILEGED,
+    VmNetwork,
+    allow_command,
+    has_nat,
+    nat_commands,
+)
 from launcher.text import near, plural
 
 T = TypeVar("T")
@@ -467,12 +476,18 @@ def network(target: SetupTarget, rest: Rest) -> Iterator[Step]:
         return str(rest(COMPUTE, subnetwork)["ipCidrRange"])
 
     ssh, inner = f"launch-iap-ssh{suffix}", f"launch-internal-{target.region}{suffix}"
-    create = f"gcloud compute firewall-rules create {{}} --project={target.project} --network={target.network} "
+    net = VmNetwork(
+        project=target.project,
+        region=target.region,
+        network=target.network,
+        subnetwork=target.network,
+        is_named=False,
+    )
     yield Step(
         name="firewall",
         text=f"allow SSH through IAP ({IAP}) in network {target.network}",
         permission="compute.firewalls.create",
-        command=create.format(ssh) + f"--direction=INGRESS --allow=tcp:{SSH_PORT} --source-ranges={IAP}",
+        command=allow_command(ssh, net, target.network, None, f"--allow=tcp:{SSH_PORT}", IAP),
         is_done=lambda: is_open(lambda: IAP, range(SSH_PORT, SSH_PORT + 1), ""),
         do=lambda: allow(ssh, IAP, [str(SSH_PORT)]),
     )
@@ -481,7 +496,7 @@ def network(target: SetupTarget, rest: Rest) -> Iterator[Step]:
         name="firewall",
         text=f"allow TCP between nodes in {target.region}",
         permission="compute.firewalls.create",
-        command=f"{peers}\n{create.format(inner)}--direction=INGRESS --allow=tcp --source-ranges=$RANGE",
+        command=f"{peers}\n{allow_command(inner, net, target.network, None, '--allow=tcp', '$RANGE')}",
         is_done=lambda: is_open(inside, UNPRIVILEGED, target.account),
         do=lambda: allow(inner, inside(), []),
     )
@@ -498,20 +513,11 @@ def network(target: SetupTarget, rest: Rest) -> Iterator[Step]:
             return
         unless_exists(lambda: rest(COMPUTE, routers, verb="POST", body={"name": name, "network": uri, "nats": [nat]}))
 
-    net = VmNetwork(
-        project=target.project,
-        region=target.region,
-        network=target.network,
-        subnetwork=target.network,
-        is_named=False,
-    )
     yield Step(
         name="nat",
         text=f"create Cloud NAT in {target.region}: VMs have no external address",
         permission="compute.routers.create",
-        command=f"gcloud compute routers create {name} --network={target.network} {where}\n"
-        f"gcloud compute routers nats create {name} --router={name} {where} --auto-allocate-nat-external-ips "
-        "--nat-all-subnet-ip-ranges",
+        command=nat_commands(net, {}, name),
         is_done=lambda: has_nat(net, {}, rest(COMPUTE, routers).get("items", ())),
         do=create_nat,
     )

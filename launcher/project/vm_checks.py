@@ -21,12 +21,12 @@ from launcher import catalog
 from launcher.catalog.model import QuotaFigures
 from launcher.diagnosis import Refusal, RequestContext, diagnose_refusal
 from launcher.errors import LaunchError
-from launcher.gcp.api import status_of, words
+from launcher.gcp.api import words
 from launcher.gcp.parallel import together
 from launcher.jobs.vm import last_url_part
 from launcher.plan.model import Attempt, Plan
 from launcher.project.firewall import Block, Traffic, block
-from launcher.project.model import Check, by_severity
+from launcher.project.model import Check, by_severity, settled
 from launcher.services.compute.client import Compute, as_json
 from launcher.services.request import read
 from launcher.services.request.vm import properties
@@ -49,10 +49,8 @@ Answers = Mapping[str, Any]
 
 def check_vms(compute: Compute, plan: Plan) -> tuple[Check, ...]:
     """Run all checks of a plan's VMs; return what does not fit, failures first."""
-    responses = together(api_calls(compute, plan))
-    missing = {key for key, answer in responses.items() if isinstance(answer, LaunchError) and status_of(answer) == 404}
-    unread = {key: each for key, each in responses.items() if isinstance(each, LaunchError) and key not in missing}
-    answers = {key: None if key in missing else each for key, each in responses.items() if key not in unread}
+    answers = settled(together(api_calls(compute, plan)))
+    unread = {key: answers.pop(key) for key in [*answers] if isinstance(answers[key], LaunchError)}
     checks = [*evaluate(compute.project, plan, answers)]
     if unread:
         problem = words(next(iter(unread.values())).problem)
@@ -306,13 +304,13 @@ def has_nat(net: VmNetwork, subnetwork: Mapping[str, Any], routers: Iterable[Map
     )
 
 
-def nat_commands(net: VmNetwork, subnetwork: Mapping[str, Any]) -> str:
-    """Return the commands that create Cloud NAT."""
+def nat_commands(net: VmNetwork, subnetwork: Mapping[str, Any], name: str = "launch-nat") -> str:
+    """Return the commands that create Cloud NAT on a router of this name."""
     network = net.network or last_url_part(subnetwork.get("network", "")) or "NETWORK"
     where = f"--region={net.region} --project={net.project}"
     return (
-        f"gcloud compute routers create launch-nat --network={network} {where}\n"
-        f"gcloud compute routers nats create launch-nat --router=launch-nat {where} "
+        f"gcloud compute routers create {name} --network={network} {where}\n"
+        f"gcloud compute routers nats create {name} --router={name} {where} "
         "--auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges"
     )
 
@@ -357,11 +355,11 @@ def blocked_by(blocked: Block, network: str) -> str:
 
 
 def allow_command(
-    name: str, net: VmNetwork, network: str, blocked: Block, allow: str, peers: str, direction: str = "INGRESS"
+    name: str, net: VmNetwork, network: str, blocked: Block | None, allow: str, peers: str, direction: str = "INGRESS"
 ) -> str:
-    """Return the command that creates a firewall rule with precedence over the one that blocks the traffic."""
+    """Return the command that creates a firewall rule, with precedence over the one that blocks the traffic, if any."""
     where = "source" if direction == "INGRESS" else "destination"
-    priority = f" --priority={max(0, blocked.priority - 1)}" if blocked.rule else ""
+    priority = f" --priority={max(0, blocked.priority - 1)}" if blocked and blocked.rule else ""
     return (
         f"gcloud compute firewall-rules create {name} --project={net.project} --network={network} "
         f"--direction={direction} {allow} --{where}-ranges={peers}{priority}"

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from launch_train.common.storage import OutputError
+from launch_train.common.storage.client import open_storage_client
 from launcher import catalog
 from launcher.errors import LaunchError
-from launcher.gcp.api import Service, explain
+from launcher.gcp.api import Api, Service, explain
+from launcher.images import artifact_registry, cloud_build
+from launcher.jobs.job import Job
+from launcher.jobs.vm import VmInstance
+from launcher.runs.endings import cancel_and_confirm
 from launcher.selftest.kit import LABEL, OWN, PREFIX, Kit
-
-if TYPE_CHECKING:
-    from launcher.jobs.job import Job
-    from launcher.jobs.vm import VmInstance
+from launcher.services.base import GoneError
+from launcher.services.compute.workstation import begin_change, wait_for_operation
 
 
 class Cleaned(NamedTuple):
@@ -24,47 +28,23 @@ class Cleaned(NamedTuple):
     problems: tuple[str, ...]
 
 
-Finish = Callable[[], bool]
-"""Waits until a resource is deleted. Returns False if something else deleted it."""
+Removals = Iterator[tuple[str, Callable[[], object]]]
+"""The selftest's resources of one kind by name, each with the call that removes it and returns when it is removed."""
 
 
-class Removal(NamedTuple):
-    """A selftest's resource, and the call that begins to remove it."""
-
-    name: str
-    begin: Callable[[], Finish]
-
-
-def clean(kit: Kit, scope: str = f"{PREFIX}-", *, everywhere: bool = False) -> Cleaned:
+def clean(kit: Kit, scope: str = f"{PREFIX}-", *, everywhere: bool = False, machines_only: bool = False) -> Cleaned:
     """Remove all resources with names that begin with `scope`; jobs are looked for in the kit's region, or in all.
 
     A failure doesn't stop the rest. Machines come first: they cost the most, and write to the bucket.
     """
-    return worked(kit, scope, (machines, jobs, builds, repositories, buckets), everywhere=everywhere)
-
-
-def stop(kit: Kit, scope: str) -> Cleaned:
-    """Remove only the jobs and VMs, after a failed step."""
-    return worked(kit, scope, (machines, jobs), everywhere=False)
-
-
-Find = Callable[[Kit, str, bool], Iterator[Removal]]
-
-
-def worked(kit: Kit, scope: str, kinds: tuple[Find, ...], *, everywhere: bool) -> Cleaned:
-    """Begin to remove the resources of all kinds as they are found, then wait for all of them."""
     removed: list[str] = []
     problems: list[str] = []
-    begun: list[tuple[str, Finish]] = []
-    for find in kinds:
+    for find in (machines, jobs) if machines_only else (machines, jobs, builds, repositories, buckets):
         with collected(problems, find.__name__):
-            for name, begin in find(kit, scope, everywhere):
+            for name, remove in find(kit, scope, everywhere):
                 with collected(problems, name):
-                    begun.append((name, begin()))
-    for name, finish in begun:
-        with collected(problems, name):
-            if finish():
-                removed.append(name)
+                    remove()
+                    removed.append(name)
     return Cleaned(tuple(removed), tuple(problems))
 
 
@@ -83,58 +63,34 @@ def is_ours(name: str, labels: Container[str], scope: str) -> bool:
     return LABEL in labels and name.startswith(scope) and OWN.match(name) is not None
 
 
-def machines(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
-    """Find the VMs."""
+def machines(kit: Kit, scope: str, _everywhere: bool) -> Removals:
+    """Find the VMs. One may have deleted itself meanwhile."""
+
+    def delete(machine: VmInstance) -> None:
+        with suppress(GoneError):
+            wait_for_operation(kit.compute, begin_change(partial(kit.compute.delete, machine)), lambda _line: None)
+
     fleet = kit.compute.instances(f"labels.{LABEL}:*")
     for machine in fleet.machines:
         if is_ours(machine.name, machine.labels, scope):
-            yield Removal(f"VM {machine.name}", partial(begin_delete, kit, machine))
+            yield f"VM {machine.name}", partial(delete, machine)
     refuse_unread(fleet.unread)
 
 
-def begin_delete(kit: Kit, machine: VmInstance) -> Finish:
-    """Begin to delete a VM. It may have deleted itself meanwhile."""
-    from launcher.services.base import GoneError
-    from launcher.services.compute.workstation import begin_change, wait_for_operation
-
-    def finish() -> bool:
-        try:
-            wait_for_operation(kit.compute, operation, lambda _line: None)
-        except GoneError:
-            return False
-        return True
-
-    try:
-        operation = begin_change(partial(kit.compute.delete, machine))
-    except GoneError:
-        return lambda: False
-    return finish
-
-
-def jobs(kit: Kit, scope: str, everywhere: bool) -> Iterator[Removal]:
+def jobs(kit: Kit, scope: str, everywhere: bool) -> Removals:
     """Find the jobs of Vertex AI, and the records of ended ones."""
+
+    def delete(job: Job) -> None:
+        if not job.is_over:
+            cancel_and_confirm(kit.vertex, job, kit.clock, lambda _line: None)
+        kit.vertex.delete(job.name)
+
     regions = catalog.load().training_regions if everywhere else (kit.region,)
     snapshot = kit.vertex.find(f"labels.{LABEL}:*", regions, partly=everywhere)
     for job in snapshot.jobs:
         if is_ours(job.run, job.labels, scope):
-            yield Removal(f"job {job.run}", partial(begin_cancel, kit, job))
+            yield f"job {job.run}", partial(delete, job)
     refuse_unread(snapshot.unread)
-
-
-def begin_cancel(kit: Kit, job: Job) -> Finish:
-    """Begin to cancel a job."""
-    from launcher.runs.endings import cancel_and_confirm
-
-    def finish() -> bool:
-        if not job.is_over:
-            cancel_and_confirm(kit.vertex, job, kit.clock, lambda _line: None)
-        kit.vertex.delete(job.name)
-        return True
-
-    if not job.is_over:
-        with suppress(LaunchError):  # `finish` repeats the request and reports errors
-            kit.vertex.cancel(job.name)
-    return finish
 
 
 def refuse_unread(places: Iterable[str]) -> None:
@@ -143,48 +99,36 @@ def refuse_unread(places: Iterable[str]) -> None:
         raise LaunchError(f"{names} can't be read")
 
 
-def builds(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
+def builds(kit: Kit, scope: str, _everywhere: bool) -> Removals:
     """Find the running builds, by their source's bucket."""
-    from launcher.images import cloud_build
-
     active = [build for build in kit.builds(scope) if build.status.name in cloud_build.ACTIVE]
     ours = set(selftest_buckets(kit.project, scope)) if active else set()
-
-    def cancel(number: str) -> Finish:
-        kit.cloud_build().ask("cancel_build", name=f"{kit.builds_of}/builds/{number}")
-        return lambda: True
-
     for build in active:
         if build.source.storage_source.bucket in ours:
-            yield Removal(f"build {build.id}", partial(cancel, build.id))
+            name = f"{kit.builds_of}/builds/{build.id}"
+            yield f"build {build.id}", partial(kit.cloud_build().ask, "cancel_build", name=name)
 
 
-def repositories(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
+def repositories(kit: Kit, scope: str, _everywhere: bool) -> Removals:
     """Find the repositories, with their images."""
-    from launcher.gcp.api import Api
-    from launcher.images import artifact_registry
-
     api = Api(artifact_registry.SERVICE, kit.project, artifact_registry.client(kit.environ), kit.clock)
     for repository in artifact_registry.listed(api, "us"):
         name = repository.name.rpartition("/")[2]
         if is_ours(name, repository.labels, scope):
-            yield Removal(f"repository {name}", partial(last_of_all, artifact_registry.delete, api, repository.name))
+            yield f"repository {name}", partial(artifact_registry.delete, api, repository.name)
 
 
-def buckets(kit: Kit, scope: str, _everywhere: bool) -> Iterator[Removal]:
+def buckets(kit: Kit, scope: str, _everywhere: bool) -> Removals:
     """Find the buckets, with their objects."""
+
+    def delete(name: str) -> None:
+        with storage_client(kit.project) as client:
+            for blob in client.list_blobs(name, **ONCE):
+                blob.delete(**ONCE)
+            client.bucket(name).delete(**ONCE)
+
     for name in selftest_buckets(kit.project, scope):
-        yield Removal(f"bucket {name}", partial(last_of_all, delete_bucket, kit.project, name))
-
-
-def last_of_all(delete: Callable[..., object], *what: object) -> Finish:
-    """Delete a bucket after everything that writes to it has ended."""
-
-    def finish() -> bool:
-        delete(*what)
-        return True
-
-    return finish
+        yield f"bucket {name}", partial(delete, name)
 
 
 # --- Cloud Storage ----------------------------------------------------------------------------------------------------
@@ -201,20 +145,9 @@ def selftest_buckets(project: str, prefix: str) -> list[str]:
         return [str(bucket.name) for bucket in buckets if is_ours(str(bucket.name), bucket.labels, prefix)]
 
 
-def delete_bucket(project: str, name: str) -> None:
-    """Delete a bucket with all objects in it. Raises LaunchError."""
-    with storage_client(project) as client:
-        for blob in client.list_blobs(name, **ONCE):
-            blob.delete(**ONCE)
-        client.bucket(name).delete(**ONCE)
-
-
 @contextmanager
 def storage_client(project: str) -> Iterator[Any]:
     """Yield Google's client; its errors are raised as LaunchError."""
-    from launch_train.common.storage import OutputError
-    from launch_train.common.storage.client import open_storage_client
-
     try:
         yield open_storage_client()
     except OutputError as error:

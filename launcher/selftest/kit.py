@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from launcher.clock import Clock
 from launcher.errors import LaunchError, NoCapacity
-
-if TYPE_CHECKING:
-    import subprocess
-
-    from launch_train.common.storage import Storage
-    from launcher.clock import Clock
-    from launcher.gcp.api import Api
-    from launcher.services.compute.client import Compute
-    from launcher.services.vertex import Vertex
+from launcher.gcp.api import Api
+from launcher.images import cloud_build
+from launcher.services.compute.client import Compute
+from launcher.services.vertex import Vertex
 
 PREFIX: Final = "launch-selftest"
 """The prefix of all names."""
@@ -103,17 +100,8 @@ class Kit:
         """Return the name of a step's job or VM."""
         return f"{self.prefix}-{step}"
 
-    def storage(self) -> Storage:
-        """Open a folder of the selftest's bucket."""
-        from launch_train.common.storage import open_storage
-
-        return open_storage(f"{self.bucket}/objects")
-
     def cloud_build(self) -> Api:
         """Open Cloud Build's API."""
-        from launcher.gcp.api import Api
-        from launcher.images import cloud_build
-
         return Api(cloud_build.SERVICE, self.project, cloud_build.client(self.environ), self.clock)
 
     @property

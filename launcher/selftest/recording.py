@@ -28,6 +28,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from launcher.selftest.kit import OWN
+from launcher.services import vertex as backend
 
 ALIKE: Final = 3
 """Maximum number of recorded calls per step of one operation with the same status."""
@@ -75,8 +76,6 @@ class Recorder:
 def recorded(recorder: Recorder) -> Iterator[None]:
     """Record every request and answer of this process inside the context."""
     from requests.adapters import HTTPAdapter
-
-    from launcher.services import vertex as backend
 
     send, open_jobs = HTTPAdapter.send, backend.open_jobs
 

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from launcher import catalog
 from launcher.catalog.sku_prices import Rates, machine_price
 from launcher.errors import LaunchError, NoCapacity, PlanRefused
-from launcher.gcp.api import Api, Rest, status_of
-from launcher.gcp.parallel import together
 from launcher.gcp.price_list import PriceList
 from launcher.jobs.job import RUN_LABEL
-from launcher.jobs.vm import DOWN, last_url_part
-from launcher.project.reads import RESOURCES, tested
-from launcher.selftest.cleanup import ONCE, selftest_buckets, stop, storage_client
-from launcher.selftest.kit import CPU, GPU, LABEL, PREFIX, SMALL, Kit, NotTried, Ran, checked, expect
+from launcher.jobs.vm import DOWN
+from launcher.selftest.cleanup import ONCE, clean, storage_client
+from launcher.selftest.kit import CPU, GPU, LABEL, SMALL, Kit, NotTried, Ran, checked, expect
 from launcher.text import usd_text
 
 STEPS: Final = 20
@@ -75,111 +72,30 @@ class Outcome(NamedTuple):
 
 # --- The project ------------------------------------------------------------------------------------------------------
 
-PERMISSIONS: Final = (
-    "aiplatform.customJobs.create",
-    "aiplatform.customJobs.cancel",
-    "artifactregistry.repositories.create",
-    "cloudbuild.builds.create",
-    "compute.instances.create",
-    "logging.logEntries.list",
-    "storage.buckets.create",
-)
-"""Permissions that the steps need and that are granted at project level."""
-
 
 def access(kit: Kit) -> str:
-    """Check that each API answers and the permissions are granted."""
-    answers = together(reads(kit))
-    missing = answers.pop("permissions")
-    problems = [error.problem for error in answers.values() if isinstance(error, LaunchError)]
-    problems += [f"missing: {', '.join(missing)}"] if isinstance(missing, list) and missing else []
-    shown = answers["Compute Engine"]
-    if not isinstance(shown, LaunchError) and shown.name != kit.project:
-        problems.append(f"Compute Engine answers about project {shown.name}, not {kit.project}")
-    expect(not problems, "; ".join(problems))
-    unread = f"permissions not checked: {missing.problem}" if isinstance(missing, LaunchError) else ""
-    return f"{len(answers)} APIs; {unread or f'{len(PERMISSIONS)} permissions'}"
+    """Check with `launch doctor` that the APIs are enabled and the permissions granted, for Vertex AI and for VMs."""
+    checks = [*project_checks(kit, "vertex"), *project_checks(kit, "vm")]
+    problems = [f"{check['name']}: {check['text']}" for check in checks if check["status"] == "failed"]
+    expect(not problems, "; ".join(dict.fromkeys(problems)))
+    unread = dict.fromkeys(check["name"] for check in checks if check["status"] == "unknown")
+    return f"{len(checks)} checks" + (f"; not checked: {', '.join(unread)}" if unread else "")
 
 
-def reads(kit: Kit) -> dict[str, Callable[[], Any]]:
-    """Return one read of each API that launch uses."""
-    from launcher.images import artifact_registry
-    from launcher.runs.logs.cloud_logging import LOGGING, LogClient
-
-    def repository_names() -> Any:
-        api = Api(artifact_registry.SERVICE, kit.project, artifact_registry.client(kit.environ), kit.clock)
-        return artifact_registry.listed(api, "us")
-
-    def missing_permissions() -> list[str]:
-        path = f"/v1/projects/{kit.project}:testIamPermissions"
-        granted = tested(Rest(kit.project, kit.environ), RESOURCES, path, PERMISSIONS)
-        return [permission for permission in PERMISSIONS if permission not in granted]
-
-    def entries() -> Any:
-        api = Api(LOGGING, kit.project, LogClient(kit.environ), kit.clock)
-        return api.ask("list_log_entries", resourceNames=[f"projects/{kit.project}"], pageSize=1)
-
-    return {
-        "Compute Engine": lambda: kit.compute.api("ProjectsClient").ask("get", project=kit.project),
-        "Vertex AI": lambda: kit.vertex.find(f"labels.{LABEL}:*", [kit.region]),
-        "Artifact Registry": repository_names,
-        "Cloud Build": lambda: kit.builds(PREFIX),
-        "Cloud Logging": entries,
-        "Cloud Storage": lambda: selftest_buckets(kit.project, PREFIX),
-        "permissions": missing_permissions,
-    }
+def project_checks(kit: Kit, target: str) -> list[dict[str, Any]]:
+    """Return what `launch doctor` says of the project itself; the selftest has its own bucket and repository."""
+    ran = kit.launch("doctor", "--only", "project", "--for", target, "--region", kit.region, "-o", "json")
+    names = ("credentials", "project", "billing", "apis", "permissions")
+    return [check for check in ran.data["project"] if check["name"] in names]
 
 
 def tables(kit: Kit) -> str:
-    """Check that quotas, machine types, zones and images match the catalog."""
-    wrong = [*table_differences(kit)]
-    expect(not wrong, "; ".join(wrong))
+    """Check with `--preflight` that the region has the catalog's machine type, quota and boot image of an L4."""
+    ran = kit.launch(*argv(kit, "vm"), "--preflight", "-o", "json")
+    checks = [check for check in ran.data.get("checks", ()) if check["name"] == "vm"]
+    wrong = [check["text"] for check in checks if check["status"] in ("failed", "unknown")]
+    expect(not wrong and ran.code in (0, NoCapacity.exit_code), "; ".join(wrong) or ran.problem)
     return "quotas, machine types, zones, image family"
-
-
-def table_differences(kit: Kit) -> Iterator[str]:
-    """Yield the differences between the shipped tables and the project's region. Raises LaunchError."""
-    known = catalog.load()
-    machine = known.find(GPU, None, None, "compute")
-    region = kit.compute.api("RegionsClient").ask("get", project=kit.project, region=kit.region)
-    metrics = {quota.metric for quota in region.quotas}
-    for model in ("standard", "spot"):
-        quota = known.quota(machine, "compute", model)
-        if quota and quota.metric and quota.metric not in metrics:
-            yield f"{kit.region} has no quota {quota.metric}"
-    for zone in known.zones(machine, kit.region):
-        yield from machine_type_differences(kit, machine, zone)
-    family = known.image_family(machine)
-    if family is None:
-        yield "there is no image family for an L4"
-        return
-    try:
-        kit.compute.api("ImagesClient").ask("get_from_family", project=family.project, family=family.family)
-    except LaunchError as error:
-        if status_of(error) != 404:
-            raise
-        yield f"there is no image family {family.family}"
-
-
-def machine_type_differences(kit: Kit, machine: catalog.MachineType, zone: str) -> Iterator[str]:
-    """Yield the differences of a zone's machine type."""
-    try:
-        request = {"project": kit.project, "zone": zone, "machine_type": machine.name}
-        offered = kit.compute.api("MachineTypesClient").ask("get", **request)
-    except LaunchError as error:
-        if status_of(error) != 404:
-            raise
-        yield f"{zone} has no {machine.name}"
-        return
-    memory, vcpus = offered.memory_mb / 1024, offered.guest_cpus
-    if (vcpus, memory) != (machine.vcpus, machine.memory_gb):
-        yield f"{machine.name} has {vcpus} vCPUs and {memory:g} GB, not {machine.vcpus} and {machine.memory_gb}"
-    kinds = {
-        last_url_part(accelerator.guest_accelerator_type): accelerator.guest_accelerator_count
-        for accelerator in offered.accelerators
-    }
-    if kinds and kinds != {"nvidia-l4": machine.gpus}:
-        yield f"{machine.name} has {kinds}, not {machine.gpus} × nvidia-l4"
 
 
 SHARE: Final = 0.02
@@ -215,33 +131,14 @@ def prices(kit: Kit) -> str:
 
 
 def bucket(kit: Kit) -> str:
-    """Create the selftest's bucket, and try every storage operation in it."""
+    """Create the selftest's bucket."""
     with storage_client(kit.project) as client:
         resource = client.bucket(kit.prefix)
         resource.labels = {LABEL: kit.id}
         resource.iam_configuration.uniform_bucket_level_access_enabled = True
         resource.soft_delete_policy.retention_duration_seconds = 0
         client.create_bucket(resource, project=kit.project, location=kit.region, **ONCE)
-    folder = kit.storage()
-    first = folder.write("a", b"one", create=True)
-    expect(is_refused(lambda: folder.write("a", b"two", create=True)), "an object was created twice under one name")
-    expect(folder.read("a") == b"one", f"read {folder.read('a')!r}, not what was written")
-    second = folder.swap("a", b"three", first)
-    expect(is_refused(lambda: folder.swap("a", b"four", first)), "a swap from an old version was accepted")
-    expect(folder.read_version("a") == (b"three", second), "the object isn't what was swapped in")
-    expect(folder.list() == ["a"], f"the list of objects is {folder.list()}, not ['a']")
-    folder.delete("a")
-    expect(folder.list() == [], "a deleted object is still listed")
-    return "create, read, compare-and-swap, list, delete"
-
-
-def is_refused(write: Callable[[], object]) -> bool:
-    """Return whether a conditional write was refused."""
-    try:
-        write()
-    except FileExistsError:
-        return True
-    return False
+    return kit.bucket
 
 
 # --- The image --------------------------------------------------------------------------------------------------------
@@ -545,7 +442,7 @@ def run_steps(kit: Kit, steps: Sequence[Step], outcomes: list[Outcome], begins: 
         seconds = kit.clock.now() - began
         outcomes.append(Outcome(step.name, ok, step.target, seconds, "" if ok else text, text if ok else ""))
         if not ok:
-            stop(kit, kit.name(step.name))
+            clean(kit, kit.name(step.name), machines_only=True)
 
 
 def tried(step: Step, kit: Kit) -> tuple[bool | None, str]:

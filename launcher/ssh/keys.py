@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import fcntl
 import os
 import subprocess
 import tempfile
@@ -144,6 +143,8 @@ def locked(folder: Path) -> Iterator[None]:
 
     Without effect on file systems without locks (some NFS).
     """
+    import fcntl  # Windows, which lacks it, shows the help of each command
+
     descriptor = -1
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)

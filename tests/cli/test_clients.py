@@ -38,6 +38,8 @@ OTHERS = (
     ("vm", "--help"),
     ("local", "--help"),
     ("ssh", "--help"),
+    ("status", "--help"),
+    ("vm", "list", "--help"),
     ("vertex", "no-such.yaml", "--dry-run"),
     ("vertex", "--set", "run.config.stepz=1", "--dry-run"),
 )

@@ -45,6 +45,8 @@ def test_every_command_has_examples() -> None:
 def test_the_help_page(path: str) -> None:
     ran = launch(*path.split(), "--help")
     assert (ran.code, ran.err) == (0, "")
+    listed_as = VM_COMMANDS.get(path.removeprefix("vm ")) if " " in path else COMMANDS.get(path)
+    assert path in ("", "vm") or listed_as == command(path).get_short_help_str(80), "the table of commands repeats it"
     assert max(map(len, ran.out.splitlines())) <= 80
     shown = sections(ran.out)
     assert [*shown][-1] == "Examples"

@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import zipfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -73,7 +74,8 @@ def test_a_whole_selftest_tells_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         world.cloud.let_in(CANARIES["token"])
         del world.env["CLOUDSDK_AUTH_DISABLE_CREDENTIALS"]
         world.env |= {**world.cloud.environ(), "CLOUDSDK_CORE_ACCOUNT": CANARIES["account"]}
-        log = {"logName": f"projects/{PROJECT}/logs/app", "textPayload": CANARIES["log line"]}
+        log = {"logName": f"projects/{PROJECT}/logs/app", "textPayload": CANARIES["log line"], "insertId": "1"}
+        log["timestamp"] = datetime.fromtimestamp(world.clock(), UTC).isoformat()
         metadata = {"items": [{"key": "db", "value": CANARIES["metadata"]}]}
         metadata["items"].append({"key": "ssh-keys", "value": f"x:ssh-ed25519 {CANARIES['key']} x"})
         project = {"kind": "compute#project", "id": NUMBER, "name": PROJECT, "commonInstanceMetadata": metadata}

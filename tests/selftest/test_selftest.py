@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.flows.selftest import revision
+from launcher.cli.commands.selftest import revision
 from launcher.errors import PlanRefused
 from launcher.selftest import steps
 from launcher.selftest.kit import Ran
@@ -127,7 +127,7 @@ def test_an_error_in_the_bundle_hides_no_table(world: World, monkeypatch: pytest
     def broken(*_: object) -> Path:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("launcher.cli.flows.selftest.write_bundle", broken)
+    monkeypatch.setattr("launcher.cli.commands.selftest.write_bundle", broken)
     ran = world.selftest("--only", "push")
     assert (ran.code, world.left()) == (1, [])
     assert [line.split()[1] for line in ran.out.splitlines()][-1] == "append"

@@ -19,7 +19,7 @@ import pytest
 
 from launch_train import runfolder
 from launch_train.common import contract
-from launcher.cli.flows.selftest import kit_of
+from launcher.cli.commands.selftest import kit_of
 from launcher.clock import Clock
 from launcher.images.registry import parse
 from launcher.jobs.vm import of_instance

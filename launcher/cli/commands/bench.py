@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
+from launch_train.bench.figures import PARTS
 from launch_train.common import contract
 from launcher.cli.help_page import MACHINE, OUTPUT, RUN, option
 from launcher.cli.options import Output, OutputFormat
@@ -38,9 +41,6 @@ def bench(
     Reports results that are far below what its GPUs should reach. To measure a cloud machine: launch vertex
     job_specs/bench.yaml.
     """
-    from importlib.util import find_spec
-
-    from launch_train.bench.figures import PARTS
 
     if output_format is Output.yaml:
         raise UsageError("-o yaml is not available for the benchmark", "Use -o text or -o json.")
@@ -52,21 +52,14 @@ def bench(
     words = [*(["--quick"] if quick else []), *(["--strict"] if strict else []), *(["--only", only] if only else [])]
     if output_format is Output.json:
         words += ["--json", "-"]
-    print(run_benchmark([*bench_command(gpus), *words], output_format), end="")
-
-
-def bench_command(gpus: int | None) -> list[str]:
-    """Return the benchmark's command; with --gpus it runs under torchrun."""
-    if gpus is None:
-        return [sys.executable, "-P", "-m", "launch_train.bench"]
     rendezvous = ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost"]
-    return [sys.executable, "-P", TORCHRUN, f"--nproc-per-node={gpus}", *rendezvous, "-m", "launch_train.bench"]
+    ranks = [] if gpus is None else [TORCHRUN, f"--nproc-per-node={gpus}", *rendezvous]
+    line = [sys.executable, "-P", *ranks, "-m", "launch_train.bench", *words]
+    print(run_benchmark(line, output_format), end="")
 
 
 def run_benchmark(argv: Sequence[str], output: Output) -> str:
     """Run the benchmark and return its stdout. Raises UsageError, JobFailed or LaunchError."""
-    import subprocess
-
     # One thread per process, as on a node. PYTHONSAFEPATH: modules in the current folder are not imported.
     env = {"OMP_NUM_THREADS": "1", **os.environ} if TORCHRUN in argv else os.environ
     done = subprocess.run(argv, stdout=subprocess.PIPE, env={**env, "PYTHONSAFEPATH": "1"}, text=True, check=False)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from msgspec.structs import replace
 
+from launcher.cli.flows.confirm import confirm_for_another, confirmed, other_owner_of
+from launcher.cli.flows.find_run import run_or_sweep
 from launcher.cli.options import Last, Output, OutputFormat, Regions, RunName, YesForAnother
+from launcher.cli.ui.data import job_data, run_document
+from launcher.cli.ui.documents import printed
+from launcher.cli.ui.event_printer import STATES, after
+from launcher.cli.ui.job_text import place_of
+from launcher.cli.ui.streams import say
 from launcher.errors import LaunchError
+from launcher.jobs.job import Job
+from launcher.runs.cancelling import cancel_run
+from launcher.runs.context import LocalContext
+from launcher.runs.find import FoundRun
+from launcher.runs.sweep.cancel import cancel_sweep
+from launcher.runs.sweep.find import Sweep, active_points
 from launcher.text import plural
-
-if TYPE_CHECKING:
-    from launcher.jobs.job import Job
-    from launcher.runs.cancelling import Cancellation
-    from launcher.runs.find import FoundRun
-    from launcher.runs.sweep.find import Sweep
 
 
 def cancel(
@@ -28,9 +35,6 @@ def cancel(
     Waits for confirmation. Checkpoints stay in the run's folder; --resume RUN continues from them. Asks first if the
     run belongs to another account, and once for a sweep.
     """
-    from launcher.cli.flows.find_run import run_or_sweep
-    from launcher.runs.sweep.find import Sweep
-
     match run_or_sweep(run, regions, last=last):
         case Sweep() as sweep:
             cancel_points(sweep, output_format, yes=yes)
@@ -40,13 +44,6 @@ def cancel(
 
 def cancel_found(run: FoundRun, output: Output, *, yes: bool) -> None:
     """Cancel a run and print its ended jobs. Raises LaunchError: it may still run."""
-    from msgspec.structs import replace
-
-    from launcher.cli.flows.confirm import confirm_for_another
-    from launcher.cli.ui.data import job_data, run_document
-    from launcher.cli.ui.documents import printed
-    from launcher.cli.ui.streams import say
-    from launcher.runs.cancelling import cancel_run
 
     if not yes and run.is_active and not run.job.is_here:
         confirm_for_another(run.id, run.job.labels, "Cancel", "cancelled", f"launch cancel {run.id}")
@@ -71,9 +68,6 @@ def cancel_found(run: FoundRun, output: Output, *, yes: bool) -> None:
 
 def end_text(run: str, job: Job) -> str:
     """Return `my-job-0123abcd cancelled after 3 min 20 s (us-central1)`."""
-    from launcher.cli.ui.event_printer import STATES, after
-    from launcher.cli.ui.job_text import place_of
-
     return f"{run} {STATES.get(job.state, job.state)}{after(job)} ({place_of(job)})"
 
 
@@ -82,12 +76,6 @@ def cancel_points(sweep: Sweep, output: Output, *, yes: bool) -> None:
 
     Raises LaunchError: the answer is no, or a job may still run.
     """
-    from launcher.cli.flows.confirm import confirmed, other_owner_of
-    from launcher.cli.ui.documents import printed
-    from launcher.cli.ui.streams import say
-    from launcher.runs.sweep.cancel import cancel_sweep
-    from launcher.runs.sweep.find import active_points
-
     if not yes and (active := active_points(sweep)):
         owner = next(filter(None, (other_owner_of(run.job) for run in active)), "")
         what = f"sweep {sweep.name} has {plural(len(active), 'active point')}{f' and {owner}' if owner else ''}"
@@ -98,25 +86,18 @@ def cancel_points(sweep: Sweep, output: Output, *, yes: bool) -> None:
     done = sorted((point for point in cancelled if point.done), key=lambda point: point.run)
     if output is Output.text:
         count = f"{plural(len(done), 'point')} cancelled" if done else "nothing to do: no point was running"
-        print("\n".join([*map(point_text, done), f"{sweep.name}: {count}"]))
+        for point in done:
+            ends = [end_text(point.run, job) for job in point.jobs]
+            print("\n".join([f"{point.run} no further attempt will be made"] if point.only_blocked else ends))
+        print(f"{sweep.name}: {count}")
     else:
-        runs = [point_data(point.run, job) for point in done for job in point.jobs]
+        runs = [
+            run_document(FoundRun(id=point.run, jobs=(job,), context=LocalContext()))  # its folder is read at once
+            if job.is_here
+            else job_data(point.run, job)
+            for point in done
+            for job in point.jobs
+        ]
         printed({"sweep": sweep.name, "runs": runs}, output, next(iter(errors), None))
     if errors:
         raise errors[0]
-
-
-def point_text(point: Cancellation) -> str:
-    """Return how the jobs of a point ended, a line each."""
-    if point.only_blocked:
-        return f"{point.run} no further attempt will be made"
-    return "\n".join(end_text(point.run, job) for job in point.jobs)
-
-
-def point_data(run: str, job: Job) -> dict[str, Any]:
-    """Return a point for scripts; on this machine with its status, whose folder is read at once."""
-    from launcher.cli.ui.data import job_data, run_document
-    from launcher.runs.context import LocalContext
-    from launcher.runs.find import FoundRun
-
-    return run_document(FoundRun(id=run, jobs=(job,), context=LocalContext())) if job.is_here else job_data(run, job)

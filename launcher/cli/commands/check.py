@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, cast
 
 import typer
 
 from launcher.cli.help_page import OUTPUT, RUN, WHERE, option
 from launcher.cli.options import Output, OutputFormat
+from launcher.cli.ui.check_page import annotation_lines, check_data, check_lines, log_line
+from launcher.cli.ui.documents import printed
+from launcher.cli.ui.spec_changes import changes_data, markdown
+from launcher.cli.ui.text import printable
 from launcher.errors import LaunchError, PlanRefused, UsageError
+from launcher.inputs.checking import check_specs, compare_specs, find_specs
+from launcher.plan.model import Target
 from launcher.text import plural
-
-if TYPE_CHECKING:
-    from launcher.inputs.checking import CheckedSpec
-    from launcher.plan.model import Target
 
 
 class On(StrEnum):
@@ -62,70 +64,28 @@ def check(
     """
     if form is TextFormat.github and output_format is not Output.text:
         raise UsageError(f"--format github cannot be combined with -o {output_format}", "Remove one of them.")
-    from launcher.cli.ui.check_page import log_line
-    from launcher.cli.ui.plan_page import printable
-
     paths, on = specs or [Path()], cast("Target | None", target)
-    shown = log_line if form is TextFormat.github else printable
+    is_github = form is TextFormat.github
+    shown = log_line if is_github else printable
     try:
         if against is not None:
-            show_changes(paths, against, on, project, output_format, shown)
+            changes = compare_specs(paths, against, target=on, project=project)
+            checked = [change.after for change in changes if change.after]
+            data, lines = changes_data(changes, against), chain(map(shown, markdown(changes, against)))
         else:
-            show_checked(paths, on, project, output_format, shown)
+            files = find_specs(paths)
+            checked = check_specs(files.specs, target=on, project=project)
+            table = map(shown, check_lines(checked, files.other_files))
+            data = check_data(checked, files.other_files)
+            lines = chain(table, annotation_lines(checked) if is_github else ())
+        count = sum(spec.plan is None for spec in checked)
+        error = PlanRefused(f"{count} of {plural(len(checked), 'spec')} refused; see above") if count else None
+        printed(data, output_format, error, page=lines)
+        if error:
+            raise error
     except LaunchError as error:
-        if form is TextFormat.github:
+        if is_github:
             error.problem, error.hint = (
                 "\n".join(map(log_line, text.split("\n"))) for text in (error.problem, error.hint)
             )
         raise
-
-
-def show_checked(
-    paths: list[Path], target: Target | None, project: str | None, output_format: Output, shown: Callable[[str], str]
-) -> None:
-    """Print the specs and what is wrong with them, as `shown` returns each line. Raises PlanRefused."""
-    from launcher.cli.ui.check_page import annotation_lines, check_data, check_lines, log_line
-    from launcher.cli.ui.documents import printed
-    from launcher.inputs.checking import check_specs, find_specs
-
-    files = find_specs(paths)
-    checked = check_specs(files.specs, target=target, project=project)
-    error = specs_refusal(checked)
-    if output_format is not Output.text:
-        printed(check_data(checked, files.other_files), output_format, error)
-    else:
-        for line in check_lines(checked, files.other_files):
-            print(shown(line))
-        for line in annotation_lines(checked) if shown is log_line else ():
-            print(line)
-    if error:
-        raise error
-
-
-def show_changes(
-    paths: list[Path],
-    against: str,
-    target: Target | None,
-    project: str | None,
-    output_format: Output,
-    shown: Callable[[str], str],
-) -> None:
-    """Print what changed since a commit. Raises PlanRefused: a spec of the working tree is refused."""
-    from launcher.cli.ui.documents import printed
-    from launcher.cli.ui.spec_changes import changes_data, markdown
-    from launcher.inputs.checking import compare_specs
-
-    changes = compare_specs(paths, against, target=target, project=project)
-    error = specs_refusal([change.after for change in changes if change.after])
-    if output_format is not Output.text:
-        printed(changes_data(changes, against), output_format, error)
-    else:
-        print("\n".join(map(shown, markdown(changes, against))))
-    if error:
-        raise error
-
-
-def specs_refusal(checked: list[CheckedSpec]) -> LaunchError | None:
-    """Return the error of the command if specs are refused."""
-    count = sum(spec.plan is None for spec in checked)
-    return PlanRefused(f"{count} of {plural(len(checked), 'spec')} refused; see above") if count else None

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
 
+from launcher.cli.flows.find_run import run_folder_of
+from launcher.cli.flows.report import read_whole_run
 from launcher.cli.options import Last, Output, OutputFormat, Regions
+from launcher.cli.ui import compare_page
+from launcher.cli.ui.documents import printed
 from launcher.errors import UsageError
+from launcher.gcp.storage import read_errors
 
 
 def compare(
@@ -22,13 +28,6 @@ def compare(
     Shows what differs in their specs, code, image and machine. Below are the metrics (final, best, and at the newest
     step that all runs have), speed, time, goodput and cost, each with its difference from the first run.
     """
-    import time
-
-    from launcher.cli.flows.find_run import run_folder_of
-    from launcher.cli.flows.report import read_whole_run
-    from launcher.cli.ui import compare_page
-    from launcher.cli.ui.documents import printed
-    from launcher.gcp.storage import read_errors
 
     if len(runs) < 2:
         raise UsageError(f"only one run to compare: {runs[0]}", "Name another: launch compare RUN RUN")

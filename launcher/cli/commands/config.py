@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import msgspec
 
 from launcher.cli.options import Output, OutputFormat, SpecFile
-
-if TYPE_CHECKING:
-    from launcher.inputs.settings import EffectiveSettings
+from launcher.cli.ui.documents import printed
+from launcher.inputs.settings import EffectiveSettings, effective_settings
 
 
 def config(spec: SpecFile = None, *, output_format: OutputFormat = Output.text) -> None:
@@ -16,10 +17,6 @@ def config(spec: SpecFile = None, *, output_format: OutputFormat = Output.text) 
     Precedence: flags and CLOUDSDK_CORE_PROJECT, the spec, the launch.yaml beside it, your config.yaml, gcloud. Of
     several caps the lowest applies.
     """
-    import msgspec
-
-    from launcher.cli.ui.documents import printed
-    from launcher.inputs.settings import effective_settings
 
     settings = effective_settings(spec)
     printed(msgspec.to_builtins(settings), output_format, page=setting_lines(settings))

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from launcher.cli.help_page import OUTPUT, WHERE, option
 from launcher.cli.options import Output, OutputFormat
-
-if TYPE_CHECKING:
-    from launcher.errors import LaunchError
-    from launcher.project.model import Check
+from launcher.cli.style import styled
+from launcher.cli.ui.documents import printed
+from launcher.errors import LaunchError, UsageError
+from launcher.inputs.gather import gather, project
+from launcher.inputs.gcloud_config import default_regions
+from launcher.inputs.planning import planned
+from launcher.project.model import Check
+from launcher.project.needs import needs_of
+from launcher.project.preflight import check_needs, check_project
+from launcher.project.report import data, lines
+from launcher.spec.reader import Override
+from launcher.text import plural
 
 DEFAULT_REGION = "us-central1"
 """Checked if neither --region nor gcloud's settings name a region."""
@@ -40,9 +48,6 @@ def doctor(
     Each problem comes with the command that fixes it. Changes nothing. ✓ fine, ! may cause trouble, ✗ must be fixed,
     ? could not be checked. Exits with 0 if no check is ✗.
     """
-    from launcher.errors import LaunchError
-    from launcher.text import plural
-
     halves: dict[str, tuple[Check, ...]] = {}
     if only != "project":
         from launcher.project.machine import check_machine, read_machine
@@ -59,15 +64,6 @@ def doctor(
 
 def project_half(spec: Path | None, regions: list[str] | None, target: Target) -> tuple[Check, ...]:
     """Return the checks of the spec's project, or of gcloud's. Without a project, only that."""
-    from launcher.errors import UsageError
-    from launcher.inputs.gather import gather, project
-    from launcher.inputs.gcloud_config import default_regions
-    from launcher.inputs.planning import planned
-    from launcher.project.model import Check
-    from launcher.project.needs import needs_of
-    from launcher.project.preflight import check_needs, check_project
-    from launcher.spec.reader import Override
-
     if spec is not None:
         changes = [Override("regions", regions, "--region")] if regions else []
         plan = planned(gather(target, spec, changes))
@@ -83,10 +79,6 @@ def project_half(spec: Path | None, regions: list[str] | None, target: Target) -
 
 def show_halves(halves: dict[str, tuple[Check, ...]], output: Output, error: LaunchError | None) -> None:
     """Print a line for each check."""
-    from launcher.cli.style import styled
-    from launcher.cli.ui.documents import printed
-    from launcher.project.report import data, lines
-
     if output is not Output.text:
         document = {name: data(checks) for name, checks in halves.items()}
         printed(document, output, error)

@@ -5,11 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
+from launch_train.common.config import PRESETS
 from launcher.cli.help_page import MACHINE, option
-from launcher.cli.options import Output, OutputFormat, flags_of
+from launcher.cli.options import Output, OutputFormat, flags_of, overrides
+from launcher.cli.ui import estimate_page as ui
+from launcher.cli.ui.documents import printed
 from launcher.errors import UsageError
+from launcher.inputs.gather import GatherOptions, gather
+from launcher.plan.memory.sizes import FAMILIES
+from launcher.spec.reader import Override
+from launcher.text import did_you_mean, near
 
 
 def estimate(
@@ -30,11 +38,6 @@ def estimate(
     Sends no request. Uses formulas for the built-in models and the known types of hf:…. Builds a custom model without
     allocating its tensors, in a separate process with limits on memory and time.
     """
-    import msgspec
-
-    from launch_train.common.config import PRESETS
-    from launcher.cli.ui import estimate_page as ui
-    from launcher.cli.ui.documents import printed
 
     flags = flags_of(ctx)
     if vram is not None:
@@ -46,12 +49,7 @@ def estimate(
         rows = largest_models(memory_bytes(vram))
         printed([row._asdict() for row in rows], output_format, page=ui.largest_page(vram, rows))
         return
-    from launcher.cli.options import overrides
     from launcher.inputs.estimating import estimate_spec
-    from launcher.inputs.gather import GatherOptions, gather
-    from launcher.plan.memory.sizes import FAMILIES
-    from launcher.spec.reader import Override
-    from launcher.text import did_you_mean, near
 
     changes, name = overrides(flags), str(spec or "")
     if spec and not spec.exists() and (name.startswith("hf:") or not ("/" in name or spec.suffix)):

@@ -6,9 +6,12 @@ import gc
 from enum import StrEnum
 from typing import Annotated, Literal
 
+from launcher.cli.flows.find_run import run_folder_of
 from launcher.cli.help_page import OUTPUT, RUN, option
 from launcher.cli.options import Last, Output, Regions, RunName
+from launcher.cli.ui.streams import say
 from launcher.errors import UsageError
+from launcher.runs.exporting import export_checkpoint
 from launcher.text import size_text
 
 
@@ -53,10 +56,6 @@ def export(
     Writes the config next to the weights, and the tokenizer if it is that of bytes or --tokenizer names it. hf loads
     with from_pretrained, torch with torch.load(weights_only=True). hf and dcp also contain the optimizer's state.
     """
-    from launcher.cli.flows.find_run import run_folder_of
-    from launcher.cli.ui.streams import say
-    from launcher.runs.exporting import export_checkpoint
-
     if target in [*Output]:
         raise UsageError(f"-o {target}: -o names the output folder here", f"For a folder of that name: -o ./{target}")
     gc.enable()  # the command handles gigabytes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from launcher.cli.flows.find_run import find_run
+from launcher.cli.flows.launch import follow_run
 from launcher.cli.options import Last, Output, OutputFormat, Regions, RunName, WatchFor
 
 
@@ -18,7 +20,4 @@ def follow(
     Prints the job's states, log lines and progress, and starts the next attempt when one ends for lack of capacity.
     Ctrl-C stops watching; the run continues.
     """
-    from launcher.cli.flows.find_run import find_run
-    from launcher.cli.flows.launch import follow_run
-
     follow_run(find_run(run, regions, last=last), output_format, watch_seconds=watch_for)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
+from launcher import catalog
+from launcher.catalog.offers import MODELS, OfferQuery, offers
 from launcher.cli.help_page import COST, MACHINE, OUTPUT, WHERE, option
 from launcher.cli.options import Offline, Output, OutputFormat
+from launcher.cli.ui.documents import printed
+from launcher.cli.ui.offer_table import offer_lines, offers_data
 from launcher.errors import UsageError
+from launcher.inputs.gcloud_config import default_regions
+from launcher.inputs.price_table import priced_catalog
+from launcher.text import did_you_mean, either, near
 
 if TYPE_CHECKING:
-    from launcher.catalog.offers import OfferQuery
     from launcher.services.compute.capacity import LiveOffer
 
 
@@ -60,12 +68,9 @@ def gpus(
     if on:
         show_host(on, output_format)
         return
-    from launcher.catalog.offers import offers
-    from launcher.cli.ui.documents import printed
-    from launcher.cli.ui.offer_table import offer_lines, offers_data
-    from launcher.inputs.price_table import priced_catalog
-
-    regions = live_regions(region) if live else region or []
+    regions = region or (list(default_regions(os.environ)) if live else [])
+    if live and not regions:
+        raise UsageError("--live needs a region", "Name it: launch gpus --live --region us-central1")
     known = priced_catalog(offline=offline)
     query = query_of(type, memory, regions, provisioning, max_usd, sort)
     shown, total = offers(known, query)
@@ -83,7 +88,6 @@ def gpus(
 
 def show_host(name: str, output_format: Output) -> None:
     """Print the GPUs of a host, and who uses them. Raises LaunchError: no connection."""
-    from launcher.cli.ui.documents import printed
     from launcher.remote.agent import Agent
     from launcher.remote.connection import connect
     from launcher.services.hosts.arrival import used_by
@@ -100,17 +104,6 @@ def show_host(name: str, output_format: Output) -> None:
     print(f"{facts['free_gb']:.0f} GB of disk are free")
 
 
-def live_regions(named: list[str] | None) -> list[str]:
-    """Return the regions to read: those named, or gcloud's. Raises UsageError: neither."""
-    import os
-
-    from launcher.inputs.gcloud_config import default_regions
-
-    if regions := named or list(default_regions(os.environ)):
-        return regions
-    raise UsageError("--live needs a region", "Name it: launch gpus --live --region us-central1")
-
-
 def query_of(
     type: str | None,  # noqa: A002 -- the flag's name
     memory: str | None,
@@ -120,8 +113,6 @@ def query_of(
     sort: Order,
 ) -> OfferQuery:
     """Return the query of these flags. Raises UsageError: a value is invalid."""
-    from launcher.catalog.offers import MODELS, OfferQuery
-
     if max_usd is not None and not max_usd > 0:
         raise UsageError(f"--max-usd {max_usd:g}: must be greater than 0", "For example: --max-usd 2.50")
     checked: dict[str, Any] = {"regions": known_regions(region)}
@@ -135,8 +126,6 @@ def query_of(
 
 def known_regions(named: list[str]) -> tuple[str, ...]:
     """Return the regions, without duplicates. Raises UsageError: a region has no GPU, or `any` is not alone."""
-    from launcher import catalog
-
     if named == ["any"]:
         return ("any",)
     if "any" in named:
@@ -150,8 +139,6 @@ def known_regions(named: list[str]) -> tuple[str, ...]:
 
 def check_word(word: str, flag: str, known: Any) -> None:
     """Raise UsageError if a flag's value is not a known one."""
-    from launcher.text import did_you_mean, either, near
-
     if word not in known:
         every = f"Use {either(known)}" if len(known) < 10 else "launch gpus --region any lists all regions with GPUs"
         raise UsageError(f"{flag}: unknown value {word[:80]!r}", did_you_mean(near(word, known), every))
@@ -159,8 +146,6 @@ def check_word(word: str, flag: str, known: Any) -> None:
 
 def gigabytes(text: str) -> float:
     """Return the GB of `40GB`, `40 GB` or `40`. Raises UsageError."""
-    import re
-
     match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)\s*(?:GB?|GiB)?", text.strip(), re.IGNORECASE)
     if not match:
         raise UsageError(f"--memory: invalid size {text[:80]!r}", "For example: --memory 40GB")

@@ -9,16 +9,15 @@ from typing import Annotated
 
 import typer
 
+from launcher.cli.flows.suggestions import in_project, typed_program
 from launcher.errors import UsageError
+from launcher.spec.starter import STARTER
 
 
 def init(
     path: Annotated[Path, typer.Argument(metavar="[FILE]", help="File to write.")] = Path("job.yaml"),
 ) -> None:
     """Write a commented starter spec."""
-    from launcher.cli.flows.suggestions import in_project, typed_program
-    from launcher.spec.starter import STARTER
-
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(STARTER)

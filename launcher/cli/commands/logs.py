@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from launcher.cli.flows.find_run import find_run
+from launcher.cli.flows.print_logs import print_log
 from launcher.cli.help_page import COMMON, OUTPUT, option
 from launcher.cli.options import Last, Output, Regions, RunName
 
@@ -27,8 +29,6 @@ def logs(
     Reads Cloud Logging, or else the run's folder. Prints the newest job (`launch status` lists the others). Of a
     run on this machine it prints all attempts; with --tail, only the newest.
     """
-    from launcher.cli.flows.find_run import find_run, named_job
-    from launcher.cli.flows.print_logs import print_log
-
     found = find_run(run, regions, last=last)
-    print_log(found, named_job(found, run), output_format, tail=tail, follow=follow)
+    job = next((job for job in found.jobs if run in (job.name, job.id)), found.job)
+    print_log(found, job, output_format, tail=tail, follow=follow)

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from launch_train.common.storage import Storage
+from launch_train.report.samples import evaluation
+from launch_train.runfolder import figure
+from launch_train.runfolder.run import read_run
+from launch_train.runfolder.starts import Columns, Record, RunMetrics
+from launcher.cli.flows.find_run import run_folder_of
 from launcher.cli.help_page import COMMON, OUTPUT, option
 from launcher.cli.options import Last, Output, Regions
-from launcher.cli.ui.text import columns
+from launcher.cli.ui.documents import printed
+from launcher.cli.ui.gpu_monitor import gpu_lines
+from launcher.cli.ui.plot import MARKER, Points, chart
+from launcher.cli.ui.run_summary import nonfinite_texts
+from launcher.cli.ui.text import WIDTH, columns, printable, wrapped
 from launcher.errors import LaunchError, UsageError
+from launcher.gcp.storage import read_errors
+from launcher.runs.metrics.gpu_nodes import Node, read_nodes
+from launcher.runs.run_folder import read_results
 from launcher.text import did_you_mean, listed, near, plural
-
-if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
-    from launch_train.runfolder.starts import Columns, Record, RunMetrics
-    from launcher.runs.metrics.gpu_nodes import Node
 
 ROWS = 20
 """Steps in the table without --all, spread over the run."""
 FIRST = ("step", "loss", "lr", "grad_norm", "tokens_per_s", "images_per_s", "step_s", "mfu", "memory_gb")
 """Columns of the built-in trainer, in order; a script's own metrics follow."""
-WIDTH = 80
 SAMPLE_LINES = 8
 """Most lines of a sample's prompt, and of its continuation; the report has all."""
 NAMED = 10
@@ -56,11 +64,6 @@ def metrics(
     Reads the run's folder. Each step has one row, from the newest attempt that ran it. Evaluations, events and the
     state of the GPUs follow. With --plot, draws curves in the width of the terminal.
     """
-    from launcher.cli.flows.find_run import run_folder_of
-    from launcher.cli.ui.documents import printed
-    from launcher.runs.metrics.gpu_nodes import read_nodes
-    from launcher.runs.run_folder import read_results
-
     if (plot or names) and output_format is not Output.text:
         raise UsageError(f"--plot draws text, not {output_format}", f"For all values: launch metrics {run} -o json")
     name, folder = run_folder_of(run, regions, last=last)
@@ -86,10 +89,6 @@ def no_metrics(run: str, folder: str) -> LaunchError:
 
 def plots(run: str, folder: Storage, names: Sequence[str] | None) -> Iterator[str]:
     """Yield a chart for each metric, in the width of the terminal. Raises LaunchError: no such metric."""
-    import shutil
-
-    from launch_train.runfolder.run import read_run
-    from launcher.gcp.storage import read_errors
 
     with read_errors():
         found = read_run(folder)
@@ -112,8 +111,6 @@ def plots(run: str, folder: Storage, names: Sequence[str] | None) -> Iterator[st
 
 def plot_lines(name: str, series: Columns, evaluated: Mapping[int, Record], width: int) -> Iterator[str]:
     """Yield the chart of one metric, with its title and what it leaves out."""
-    from launcher.cli.ui.plot import MARKER, Points, chart
-
     values, steps = series.values[name], series.steps
     marks = Points([*evaluated], [float(event["loss"]) for event in evaluated.values()])
     yield f"{name} by step" + (f"; {MARKER}: held-out {name}" if evaluated else "")
@@ -124,8 +121,6 @@ def plot_lines(name: str, series: Columns, evaluated: Mapping[int, Record], widt
 
 def metric_lines(run: str, found: RunMetrics, most: int) -> Iterator[str]:
     """Yield the table of steps, of at most 80 columns, and the evaluations."""
-    from launch_train.runfolder import figure
-
     rows = spread(found.rows, most)
     if not rows:
         yield f"{run}: no steps yet"
@@ -144,9 +139,6 @@ def metric_lines(run: str, found: RunMetrics, most: int) -> Iterator[str]:
 
 def sample_lines(events: Sequence[Record]) -> Iterator[str]:
     """Yield the first text of the newest evaluation with samples, or what its images were taken for."""
-    from launch_train.report.samples import evaluation
-    from launcher.cli.ui.plan_page import printable, wrapped
-
     found = next((one for event in reversed(events) if (one := evaluation(event))), None)
     if found and found.images:
         yield f"\nimages at step {found.step}"
@@ -159,10 +151,6 @@ def sample_lines(events: Sequence[Record]) -> Iterator[str]:
 
 def event_and_gpu_lines(found: RunMetrics, nodes: Sequence[Node]) -> Iterator[str]:
     """Yield the events of the run and the state of its GPUs, in at most 80 columns."""
-    from launcher.cli.ui.gpu_monitor import gpu_lines
-    from launcher.cli.ui.plan_page import wrapped
-    from launcher.cli.ui.run_summary import nonfinite_texts
-
     reported = {event.get("node", 0) for event in found.events if event["event"] == "gpu_error"}
     for texts in (
         [*nonfinite_texts(found), *event_texts(found.events)],
@@ -208,8 +196,6 @@ def spread(rows: Sequence[Record], most: int) -> list[Record]:
 
 def fitting_columns(rows: Sequence[Record]) -> list[str]:
     """Return the columns that have values and fit the width."""
-    from launch_train.runfolder import figure
-
     known = {name for row in rows for name in row if figure(row, name) is not None} - HIDDEN
     names = [*(name for name in FIRST if name in known), *sorted(known - set(FIRST))]
     chosen: list[str] = []

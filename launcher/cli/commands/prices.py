@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import Annotated, Any
 
+from launcher import catalog
+from launcher.catalog.sku_prices import Rates, price_tables
 from launcher.cli.help_page import COST, option
 from launcher.cli.options import Output, OutputFormat
+from launcher.cli.ui.documents import printed
 from launcher.cli.ui.streams import say
+from launcher.errors import LaunchError
+from launcher.gcp.price_list import PriceList
+from launcher.inputs import gcloud_config
+from launcher.inputs.price_table import age_days, priced_catalog, store_tables
 
 
 def prices(
@@ -20,11 +29,6 @@ def prices(
     API key in LAUNCH_API_KEY or your credentials, and stores it in your cache. Plans use the newer of these prices and
     those shipped with launch, and never send a request.
     """
-    import os
-    import time
-
-    from launcher.cli.ui.documents import printed
-    from launcher.inputs.price_table import age_days, priced_catalog
 
     fetched = fetch_prices() if update else None
     table = priced_catalog().price_table
@@ -45,14 +49,6 @@ def prices(
 
 def fetch_prices() -> dict[str, Any]:
     """Fetch the price list and store it in the cache; print what could not be used. Raises LaunchError."""
-    import os
-
-    from launcher import catalog
-    from launcher.catalog.sku_prices import Rates, price_tables
-    from launcher.errors import LaunchError
-    from launcher.gcp.price_list import PriceList
-    from launcher.inputs import gcloud_config
-    from launcher.inputs.price_table import store_tables
 
     listed = PriceList(gcloud_config.setting("core/project", os.environ) or "PROJECT", os.environ)
     rates, count = Rates(), 0

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from launcher.cli.flows.ssh_access import Port, Tunnel, User
+from launcher.cli.flows.find_vm import one_machine, open_compute
+from launcher.cli.flows.ssh_access import Port, Tunnel, User, remote
 from launcher.cli.help_page import OUTPUT, RUN, option
 from launcher.cli.options import InZone, VmName
+from launcher.cli.ui.streams import say
 from launcher.errors import UsageError
-
-if TYPE_CHECKING:
-    from launcher.inputs.code_files import Code
+from launcher.inputs.code_files import Code, collect_code, size_of, without_secrets
+from launcher.ssh.sync import parse_destination, push
+from launcher.text import plural, size_text
 
 SHOWN = 10
 """Most file names to print without --dry-run."""
@@ -41,12 +43,6 @@ def push_code(
 
     Files that .gitignore or .dockerignore exclude, and files with secrets, are not copied, as for images.
     """
-    from launcher.cli.flows.find_vm import one_machine, open_compute
-    from launcher.cli.flows.ssh_access import remote
-    from launcher.cli.ui.streams import say
-    from launcher.inputs.code_files import collect_code, without_secrets
-    from launcher.ssh.sync import push
-
     here, there = source_of(folder)
     code = without_secrets(collect_code(here), allow_secret or (), override="--allow-secret FILE")
     if not code.files:
@@ -67,8 +63,6 @@ def push_code(
 
 def source_of(text: str) -> tuple[Path, str]:
     """Parse DIR or DIR:DEST into the local folder and its destination. Raises UsageError."""
-    from launcher.ssh.sync import parse_destination
-
     path, sign, destination = text.rpartition(":")
     if not sign or Path(text).is_dir():
         path, destination = text, ""
@@ -94,9 +88,6 @@ def show_files(code: Code, *, every: bool) -> None:
 
 def files_total(code: Code) -> str:
     """Return `12 files, 0.3 MB`."""
-    from launcher.inputs.code_files import size_of
-    from launcher.text import plural, size_text
-
     size = sum(size_of(file.path) for file in code.files)
     return f"{plural(len(code.files), 'file')}, {size_text(size)}"
 

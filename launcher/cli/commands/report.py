@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from launcher.cli.flows.find_run import folders_of
+from launcher.cli.flows.report import write_report
 from launcher.cli.help_page import OUTPUT, option
 from launcher.cli.options import Last, Output, Regions
 from launcher.errors import UsageError
@@ -28,9 +30,6 @@ def report(
     The page shows a run's curves, times and costs, and what differs between several runs. It needs no network and no
     server. Its charts can be zoomed, and show values under the cursor.
     """
-    from launcher.cli.flows.find_run import folders_of
-    from launcher.cli.flows.report import write_report
-
     if target and str(target) in [*Output]:
         raise UsageError(f"-o {target}: -o names the file here", f"For a file of that name: -o ./{target}")
     folders = dict(each for run in runs for each in folders_of(run, regions, last=last))

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
+from launcher.cli.flows.confirm import confirmed, other_owner_of
+from launcher.cli.flows.find_run import run_or_sweep
 from launcher.cli.help_page import COMMON, option
 from launcher.cli.options import Regions
+from launcher.cli.ui.streams import say
 from launcher.errors import LaunchError, UsageError
-from launcher.text import listed, plural
-
-if TYPE_CHECKING:
-    from launcher.runs.find import FoundRun
-    from launcher.runs.removing import Removable
-    from launcher.runs.sweep.find import Sweep
+from launcher.runs.find import RUNS, FoundRun
+from launcher.runs.logs.line import clean_text
+from launcher.runs.removing import Removable, removable_run, remove_run, remove_sweep_records
+from launcher.runs.sweep.find import Sweep, runs_without_jobs
+from launcher.text import listed, plural, relative
 
 SHOWN = 20
 """Most runs that a question lists."""
@@ -43,13 +45,6 @@ def rm(
     Deletes their folders with all checkpoints, and the records of their jobs. Asks first. Refuses a run that is still
     running. In a bucket with soft delete, the objects can be restored for some days.
     """
-    from launcher.cli.flows.confirm import confirmed
-    from launcher.cli.flows.find_run import run_or_sweep
-    from launcher.cli.ui.streams import say
-    from launcher.runs.find import RUNS
-    from launcher.runs.removing import removable_run, remove_run, remove_sweep_records
-    from launcher.runs.sweep.find import Sweep
-
     for text in runs:
         if link := next((path for path in (Path(text), Path(RUNS, text)) if path.is_symlink()), None):
             raise UsageError(f"{link} is a link, so it is not deleted", f"Name the run itself: {link.resolve()}")
@@ -59,7 +54,10 @@ def rm(
         match run_or_sweep(text, regions):
             case Sweep() as sweep:
                 sweeps.append(sweep)
-                named |= {run.job.name: run for run in all_points(sweep)}
+                others, errors = runs_without_jobs(sweep.cloud) if sweep.cloud else ([], [])
+                if errors:
+                    raise errors[0]
+                named |= {run.job.name: run for run in (*sweep.runs, *others)}
             case run:
                 named[run.job.name] = run
     chosen = [Deletion(run, removable_run(run)) for run in named.values()]
@@ -78,22 +76,8 @@ def rm(
         remove_sweep_records(sweep)
 
 
-def all_points(sweep: Sweep) -> Sequence[FoundRun]:
-    """Return all runs of a sweep. Raises LaunchError: one cannot be read."""
-    from launcher.runs.sweep.find import runs_without_jobs
-
-    others, errors = runs_without_jobs(sweep.cloud) if sweep.cloud else ([], [])
-    if errors:
-        raise errors[0]
-    return (*sweep.runs, *others)
-
-
 def deletion_lines(deletion: Deletion) -> Iterator[str]:
     """Yield the lines that describe what will be deleted."""
-    from launcher.cli.flows.confirm import other_owner_of
-    from launcher.runs.logs.line import clean_text
-    from launcher.text import relative
-
     job, data = deletion.run.job, deletion.data
     where = f"{plural(len(data.objects), 'file')} in {relative(data.folder)}" if data.folder else "no folder"
     state = job.state if job.is_here else f"{job.state} in {job.place}"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import launcher.clock
 from launcher.cli.help_page import COMMON, MACHINE, WHERE, option
 from launcher.cli.options import Output, OutputFormat
+from launcher.cli.ui.documents import printed
+from launcher.cli.ui.text import wrapped
+from launcher.errors import NotAuthorised
+from launcher.inputs.gather import project
+from launcher.inputs.gcloud_config import default_regions
+from launcher.project.report import shell_lines
+from launcher.project.setup import Setup, apply, parse_quota, read_setup, ticket
 from launcher.text import plural
-
-if TYPE_CHECKING:
-    from launcher.errors import NotAuthorised
-    from launcher.project.setup import Setup
 
 DEFAULT_REGION = "us-central1"
 
@@ -39,12 +43,6 @@ def setup(
     for VMs firewall rules and Cloud NAT. In an existing default bucket it turns on uniform access and turns off soft
     delete. The command can be repeated.
     """
-    import launcher.clock
-    from launcher.cli.ui.documents import printed
-    from launcher.inputs.gather import project
-    from launcher.inputs.gcloud_config import default_regions
-    from launcher.project.setup import apply, parse_quota, read_setup
-
     quotas = [parse_quota(request) for request in request_quota or ()]
     setup_state = read_setup(
         project("vertex", os.environ),
@@ -55,7 +53,10 @@ def setup(
         network=network,
         quotas=quotas,
     )
-    is_text, refused = output_format is Output.text, permission_refusal(setup_state)
+    is_text, refused, missing = output_format is Output.text, None, ", ".join(setup_state.missing)
+    if missing:
+        problem = f"you lack {missing} in project {setup_state.target.project}: nothing was changed"
+        refused = NotAuthorised(problem, "Send the commands above to an administrator of the project.")
     if is_text:
         print("\n".join(setup_page(setup_state, commands=not yes or refused is not None)))
     elif not yes or refused:
@@ -78,21 +79,8 @@ def setup(
         print(f"project {setup_state.target.project} is ready; check it with launch doctor")
 
 
-def permission_refusal(setup_state: Setup) -> NotAuthorised | None:
-    """Return the error of a caller who lacks permissions; None if nothing is missing."""
-    from launcher.errors import NotAuthorised
-
-    if not setup_state.missing:
-        return None
-    problem = f"you lack {', '.join(setup_state.missing)} in project {setup_state.target.project}: nothing was changed"
-    return NotAuthorised(problem, "Send the commands above to an administrator of the project.")
-
-
 def setup_page(setup_state: Setup, *, commands: bool) -> Iterator[str]:
     """Yield what exists, and what is missing with its commands: for an administrator if the caller may not do it."""
-    from launcher.project.report import shell_lines
-    from launcher.project.setup import ticket
-
     target = setup_state.target
     yield f"project {target.project}, region {target.region}"
     for step in setup_state.done:
@@ -116,8 +104,6 @@ def setup_page(setup_state: Setup, *, commands: bool) -> Iterator[str]:
 
 def step_lines(sign: str, text: str) -> Iterator[str]:
     """Yield a step, wrapped."""
-    from launcher.cli.ui.plan_page import wrapped
-
     for number, line in enumerate(wrapped(text, 78)):
         yield f"{' ' if number else sign} {line}"
 

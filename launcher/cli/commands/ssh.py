@@ -6,17 +6,18 @@ import shlex
 import socket
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from launcher.cli.flows.ssh_access import Port, Tunnel, User
+from launcher.cli.flows.find_vm import one_machine, open_compute
+from launcher.cli.flows.ssh_access import Port, Tunnel, User, remote
 from launcher.cli.help_page import CONNECTION, OUTPUT, option
 from launcher.cli.options import InZone, VmName
+from launcher.cli.ui.streams import say
 from launcher.errors import UsageError
-
-if TYPE_CHECKING:
-    from launcher.ssh.command import Forward
+from launcher.ssh.command import Forward, forward
+from launcher.ssh.command import command as ssh_command
 
 
 def ssh(
@@ -42,11 +43,6 @@ def ssh(
 
     One word after -- is shell text (launch ssh dev -- 'nvidia-smi | head'). Several words are passed unchanged.
     """
-    from launcher.cli.flows.find_vm import one_machine, open_compute
-    from launcher.cli.flows.ssh_access import remote
-    from launcher.ssh.command import command as ssh_command
-    from launcher.ssh.command import forward
-
     forwards = [forward(text) for text in port_forward or ()]
     compute = open_compute()
     machine = one_machine(compute, name, zone)
@@ -62,8 +58,6 @@ def ssh(
 
 def report_ports(forwards: Sequence[Forward], name: str, *, shell: bool) -> None:
     """Print where the VM's ports are forwarded. Raises UsageError: a local port is in use."""
-    from launcher.cli.ui.streams import say
-
     for each in forwards:
         check_port(each)
     for each in forwards:

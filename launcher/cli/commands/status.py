@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from launch_train.report.events import event_rows
+from launcher.cli.commands.runs import show_runs
+from launcher.cli.flows.find_run import run_or_sweep
 from launcher.cli.help_page import OUTPUT, option
 from launcher.cli.options import AllRuns, Last, Mine, Output, OutputFormat, Regions
+from launcher.cli.ui import gpu_monitor
+from launcher.cli.ui.data import status_data
+from launcher.cli.ui.documents import printed
+from launcher.cli.ui.event_printer import STATES, after
+from launcher.cli.ui.job_text import console_url, machine_of, place_of, provisioning_of
+from launcher.cli.ui.story_text import event_lines, story_lines
 from launcher.cli.ui.streams import say
+from launcher.cli.ui.sweep_page import show_points
+from launcher.cli.ui.text import LABEL, WIDTH, labelled, utc_stamp, wrapped
 from launcher.errors import UsageError
-
-if TYPE_CHECKING:
-    from launcher.jobs.job import Job
-    from launcher.runs.find import FoundRun
-    from launcher.runs.run import RunStatus
-    from launcher.runs.run_story import RunStory
+from launcher.jobs.job import Job
+from launcher.runs.find import FoundRun
+from launcher.runs.run import RunStatus, status_of
+from launcher.runs.run_list import RunFilter
+from launcher.runs.run_story import RunStory, story_of
+from launcher.runs.sweep.find import Sweep
+from launcher.services import request
+from launcher.text import relative
 
 
 def status(
@@ -41,9 +54,6 @@ def status(
     if run is None:
         if events:
             raise UsageError("--events needs a run", "Name it: launch status RUN --events")
-        from launcher.cli.flows.runs import show_runs
-        from launcher.runs.run_list import RunFilter
-
         show_runs(RunFilter(mine=mine), output_format, regions=regions, everything=everything)
         return
     show_named(run, regions, output_format, events=events, last=last)
@@ -51,13 +61,8 @@ def status(
 
 def show_named(run: str, regions: list[str] | None, output_format: Output, *, events: bool, last: bool) -> None:
     """Print a run or a sweep. Raises LaunchError: there is none, or it cannot be read."""
-    from launcher.cli.flows.find_run import run_or_sweep
-    from launcher.runs.sweep.find import Sweep
-
     match run_or_sweep(run, regions, last=last):
         case Sweep() as sweep:
-            from launcher.cli.ui.sweep_page import show_points
-
             if events:
                 raise UsageError(f"--events needs a run, and {run} is a sweep", f"launch status {run} lists its runs.")
             show_points(sweep, output_format)
@@ -67,9 +72,6 @@ def show_named(run: str, regions: list[str] | None, output_format: Output, *, ev
 
 def show_run(run: FoundRun, output: Output, *, events: bool = False) -> None:
     """Print a run with its story, progress and GPUs, and what could not be read of its folder."""
-    from launcher.cli.ui.story_text import event_lines
-    from launcher.runs.run import status_of
-    from launcher.runs.run_story import story_of
 
     status = status_of(run)
     story = story_of(run, status.attempts, whole=events)
@@ -78,21 +80,12 @@ def show_run(run: FoundRun, output: Output, *, events: bool = False) -> None:
         return
     if status.problem:
         say(status.problem)
-    from launch_train.report.events import event_rows
-    from launcher.cli.ui.data import status_data
-    from launcher.cli.ui.documents import printed
-
     rows = event_rows(story.run) if story.run and events else ()  # texts without secrets
     printed(status_data(status, story) | ({"events": [row._asdict() for row in rows]} if events else {}), output)
 
 
 def status_lines(status: RunStatus, story: RunStory) -> Iterator[str]:
     """Yield the page, in at most 80 columns."""
-    from launcher.cli.ui import gpu_monitor
-    from launcher.cli.ui.event_printer import STATES, after
-    from launcher.cli.ui.plan_page import LABEL, WIDTH, labelled, wrapped
-    from launcher.cli.ui.story_text import story_lines
-
     job = status.job
     yield from wrapped(f"{status.run}  {STATES.get(job.state, job.state)}{after(job)}", WIDTH)
     yield ""
@@ -110,11 +103,6 @@ def status_lines(status: RunStatus, story: RunStory) -> Iterator[str]:
 
 def job_facts(job: Job) -> Iterator[tuple[str, str]]:
     """Yield where the job is, the facts of its request, and its times."""
-    from launcher.cli.ui.job_text import console_url, machine_of, place_of, provisioning_of
-    from launcher.cli.ui.text import utc_stamp
-    from launcher.services import request
-    from launcher.text import relative
-
     folder = request.run_folder(job.request) or "none"
     if job.is_here:
         yield "machine", place_of(job)

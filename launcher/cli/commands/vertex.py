@@ -126,7 +126,7 @@ def preflight_only(inputs: "Inputs", output: Output, *, creates_repository: bool
 
 
 def check_run_flags(
-    dry_run: bool, detach: bool, resume: str | None, new: bool, watch_for: str | None, flags: Flags, last: bool
+    dry_run: bool, detach: bool, resume: str | None, new: bool, watch_for: float | None, flags: Flags, last: bool
 ) -> None:
     """Check combinations of flags. Raises UsageError."""
     if last and not resume:

@@ -13,6 +13,7 @@ from launcher.errors import LaunchError
 from launcher.inputs.gather import project, project_of
 from launcher.inputs.price_table import cache_folder
 from launcher.runs.cloud import CloudContext, open_cloud
+from launcher.spec.reader import read
 
 
 def of_project(name: str) -> CloudContext:
@@ -57,8 +58,6 @@ def cloud_of_run(text: str) -> tuple[CloudContext, str]:
 
 def run_name_of(text: str) -> str:
     """Return the name of a spec file's runs; any other text as it is. Raises SpecError."""
-    from launcher.spec.reader import read
-
     return read(Path(text)).name if is_spec_file(text) else text
 
 

@@ -9,10 +9,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from launch_train.common.storage import Storage
 from launcher.cli.flows.cloud import cloud_of_run, here, is_spec_file, not_searched, run_name_of, say_not_searched
-from launcher.errors import LaunchError, NotAuthorised, UsageError
+from launcher.errors import LaunchError, NotAuthorised, UnreachableError, UsageError
+from launcher.inputs.gcloud_config import setting
 from launcher.jobs.job import RUN_ID
 from launcher.runs.find import (
     RUNS,
@@ -31,10 +33,6 @@ from launcher.runs.run_folder import open_run_folder
 from launcher.runs.sweep.find import FoundSweep, Sweep, find_sweep, local_points
 from launcher.spec.sweep import NAME
 from launcher.text import plural
-
-if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
-    from launcher.jobs.job import Job
 
 SWEEP_ID: Final = re.compile(r"[a-z][a-z0-9-]*-[0-9a-f]{6}")
 """A name that launch has chosen. Any other name is first taken for a run's."""
@@ -136,9 +134,6 @@ def only_run(text: str, regions: Sequence[str] | None, last: bool | None) -> Fou
         UsageError: no such run, not a run folder, or several runs have that name; the hint has the command for each.
         LaunchError: the cloud cannot be searched, and no run on this machine has that name.
     """
-    from launcher.errors import UnreachableError
-    from launcher.inputs.gcloud_config import setting
-
     name, spec = run_name_of(text), is_spec_file(text)
     exact = None if regions or spec else exact_run(text)
     if exact and ("/" in text or re.fullmatch(RUN_ID, text)):
@@ -184,11 +179,6 @@ def run_folder_of(run: str, regions: Sequence[str] | None, *, last: bool) -> tup
     """
     named_run = find_run(run, regions, last=last)
     return named_run.id, open_run_folder(named_run.id, named_run.folder)
-
-
-def named_job(run: FoundRun, text: str) -> Job:
-    """Return the job that `text` names, else the run's active or newest job."""
-    return next((job for job in run.jobs if text in (job.name, job.id)), run.job)
 
 
 def ambiguous_run(text: str, here: Sequence[FoundRun], there: Sequence[FoundRun], *, can_take_last: bool) -> UsageError:

@@ -7,19 +7,17 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import launcher.clock
 from launcher.cli.ui.streams import say
-from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
+from launcher.diagnosis import Diagnosis, RequestContext, diagnose_refusal, exit_code
+from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UnreachableError, UsageError
+from launcher.inputs.gather import project
 from launcher.jobs.job import RUN_LABEL
+from launcher.jobs.vm import VmInstance
+from launcher.services.base import CreateRefused
+from launcher.services.compute.client import Compute, Fleet
 from launcher.text import did_you_mean, near
-
-if TYPE_CHECKING:
-    from launcher.diagnosis import Diagnosis
-    from launcher.jobs.vm import VmInstance
-    from launcher.services.base import CreateRefused
-    from launcher.services.compute.client import Compute, Fleet
 
 RESOURCE = re.compile(
     r"(?:https://[\w.]+/compute/v1/)?(?:projects/(?P<project>[^/]+)/)?zones/(?P<zone>[a-z0-9-]+)/instances/(?P<name>[^/]+)"
@@ -30,9 +28,6 @@ LIST = "launch vm list shows all VMs."
 
 def open_compute() -> Compute:
     """Return the Compute Engine client of gcloud's project. Raises UsageError: none is set."""
-    from launcher.inputs.gather import project
-    from launcher.services.compute.client import Compute
-
     return Compute(project("vm", os.environ), os.environ, launcher.clock.REAL, notice=say)
 
 
@@ -84,8 +79,6 @@ def parse_name(text: str, zone: str | None, project: str) -> tuple[str, str | No
 
 def vm_not_found(name: str, zone: str | None, ours: Sequence[VmInstance], fleet: Fleet, compute: Compute) -> Exception:
     """Return the error for a VM that was not found, or that may be in a zone that could not be read."""
-    from launcher.errors import UnreachableError
-
     where = f"in {zone}" if zone else f"in project {compute.project}"
     if unread := [place for place in fleet.unread if zone in (None, place)]:
         return UnreachableError(
@@ -113,8 +106,6 @@ def explained_vm_errors(machine: VmInstance) -> Iterator[None]:
 
     Raises LaunchError.
     """
-    from launcher.services.base import CreateRefused
-
     try:
         yield
     except CreateRefused as error:
@@ -128,8 +119,6 @@ def explained_vm_errors(machine: VmInstance) -> Iterator[None]:
 
 def refusal_error(error: CreateRefused, machine: VmInstance) -> LaunchError:
     """Return the error that a refusal stands for."""
-    from launcher.diagnosis import RequestContext, diagnose_refusal, exit_code
-
     context = RequestContext(
         project=machine.project,
         region=machine.region,

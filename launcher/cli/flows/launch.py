@@ -7,45 +7,50 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from launch_train.runfolder.starts import RunMetrics
 from launcher.cli.flows.cloud import of_project
-from launcher.cli.flows.confirm_cost import confirm_cost
+from launcher.cli.flows.confirm import confirm_cost
 from launcher.cli.flows.find_run import ambiguous_run, find_named, may_be_sweep, not_a_run
-from launcher.cli.flows.run_end import show_begun, show_end, show_gone, show_job
 from launcher.cli.options import Flags, Output, flag_words, gather
-from launcher.cli.ui.event_printer import EventPrinter
+from launcher.cli.ui.data import job_data, run_document
+from launcher.cli.ui.documents import printed
+from launcher.cli.ui.event_printer import EventPrinter, attempt_of
+from launcher.cli.ui.run_summary import results_data, summary_lines
 from launcher.cli.ui.streams import say
-from launcher.cli.ui.text import flag_seconds
+from launcher.cli.ui.text import LABEL
 from launcher.errors import JobFailed, LaunchError, UsageError
 from launcher.inputs.gather import Inputs, project_of
 from launcher.inputs.planning import planned
-from launcher.jobs.job import RUN_ID, Job
+from launcher.jobs.job import GONE, RUN_ID, Job
 from launcher.plan.cpu import on_cpu
 from launcher.plan.model import Plan, Target
+from launcher.runs.cloud import CloudContext
+from launcher.runs.context import LaunchContext
 from launcher.runs.cost_limit import is_limited, is_limited_plan
 from launcher.runs.driver import RunDriver
 from launcher.runs.endings import RunEnded, RunSucceeded
 from launcher.runs.find import FoundRun, NoSuchRun, look_up, only_one, searched
 from launcher.runs.follow import checked_plan, stored_plan, watch_job
+from launcher.runs.run_folder import read_results, restarts, storage_of
 from launcher.runs.submit import RunWatcher, SubmitOptions, image_preparer, open_driver, submission, with_its_own_image
+from launcher.services import request
 from launcher.signals import Stopped, signals_stop
-
-if TYPE_CHECKING:
-    from launcher.runs.cloud import CloudContext
-    from launcher.runs.context import LaunchContext
+from launcher.text import usd_text
 
 
 class LaunchOptions(Struct, frozen=True, kw_only=True):
     """Options of a launch: what it does before its first job, its service, and how long it watches."""
 
     detach: bool = False
-    watch_seconds: str | None = None
+    watch_seconds: float | None = None
     submit: SubmitOptions = SubmitOptions()
     target: Target = "vertex"
     inputs: Callable[[Path | None, Flags], Inputs] = partial(gather, "vertex")
@@ -58,16 +63,6 @@ class LaunchOptions(Struct, frozen=True, kw_only=True):
     """Resume the newest of several runs with the name."""
     cpu_machine: str | None = None
     """A machine type without GPUs in place of the plan's."""
-
-    def __post_init__(self) -> None:
-        """Check the time to watch, before anything is sent. Raises UsageError."""
-        if self.watch_seconds is not None:
-            flag_seconds(self.watch_seconds, "--watch-for")
-
-    @property
-    def seconds(self) -> float | None:
-        """Return how long to watch."""
-        return None if self.watch_seconds is None else flag_seconds(self.watch_seconds, "--watch-for")
 
 
 def launch_or_resume(
@@ -159,28 +154,29 @@ def follow_driver(
     resume: bool = False,
 ) -> None:
     """Drive a run to its end and print its result. Raises LaunchError: see `RunDriver.drive`."""
-    plan, seconds = driver.plan, options.seconds
+    plan = driver.plan
     with report_errors(watcher, printer, plan, plan.run, output):
         printer.say(f"looking for jobs of {plan.run}")  # the search may take a while
         try:
-            job = driver.drive(fresh=fresh, resume=resume, detach=options.detach, watch_seconds=seconds)
+            job = driver.drive(fresh=fresh, resume=resume, detach=options.detach, watch_seconds=options.watch_seconds)
         except RunSucceeded as ended:
             if fresh:  # launch follow was not asked to start anything
                 printer.say(f"{ended.problem}\n{ended.hint}")
             if ended.job is None:  # Vertex AI deletes old jobs
-                show_gone(plan, output)
+                if output is not Output.text:
+                    data = {"run": plan.run, "state": "SUCCEEDED", "job": None}
+                    printed({**data, "results": results_data(results_of(plan.run_folder))}, output)
                 return
             job = ended.job
         show_end(job, plan, output) if job.has_ended else show_begun(job, output)
 
 
-def follow_run(run: FoundRun, output: Output, *, watch_seconds: str | None = None) -> None:
+def follow_run(run: FoundRun, output: Output, *, watch_seconds: float | None = None) -> None:
     """Watch a run until it ends. Its remaining attempts are submitted only if its folder has the plan that its jobs
     were created from. Raises LaunchError; NotAuthorised if another attempt is due and the plan cannot be trusted."""
     options, refused = LaunchOptions(watch_seconds=watch_seconds), None
-    seconds = options.seconds
     if run.context.of_run(None).outlives_client:
-        cloud = cast("LaunchContext", run.context.with_notice(say))  # as its jobs outlive a launch
+        cloud = cast(LaunchContext, run.context.with_notice(say))  # as its jobs outlive a launch
         plan, refused = checked_plan(cloud, run)
         if plan and not refused:
             printer = EventPrinter(plan)
@@ -194,7 +190,7 @@ def follow_run(run: FoundRun, output: Output, *, watch_seconds: str | None = Non
     tail = None if run.context.of_run(None).outlives_client else 0  # its own terminal has the lines so far
     watcher = RunWatcher(run.context, printer, run.storage, tail=tail)
     with report_errors(watcher, printer, None, run.id, output, run):
-        job = watch_job(run, watcher, seconds, refused)
+        job = watch_job(run, watcher, watch_seconds, refused)
         show_end(job, None, output, run=run)
 
 
@@ -250,3 +246,69 @@ def close_printer(printer: EventPrinter, text: str = "") -> None:
             printer.say(text)
     except OSError:
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open as long as we run
+
+
+ENDS = {
+    "CANCELLED": "was cancelled after",
+    "EXPIRED": "expired after",
+    "INTERRUPTED": "was interrupted after",
+    "UNKNOWN": "can't be read after",
+    GONE: "was deleted after at least",
+}
+"""Ends that are not failures of the job itself."""
+
+
+def show_job(job: Job, output: Output, error: BaseException | None = None) -> None:
+    """With -o json or yaml, print the last known state of a job that still runs; `error` ends the command."""
+    if output is not Output.text:
+        printed(job_data(job.run, job), output, error)
+
+
+def show_begun(job: Job, output: Output) -> None:
+    """Print a job that continues in the background, with the commands to follow and cancel it."""
+    if output is not Output.text:
+        show_job(job, output)
+        return
+    print(f"{job.run} is {job.state} {'on' if job.target == 'on' else 'in'} {job.place}")
+    causes = {"on": "a restart of the host", "vm": "a stockout or a preemption"}
+    retries = causes.get(job.target, "a stockout")
+    print(f"launch follow {job.handle}\n    watches it; needed to start the next attempt after {retries}")
+    print(f"launch cancel {job.run}\n    cancels it")
+
+
+def show_end(
+    job: Job, plan: Plan | None, output: Output, error: LaunchError | None = None, *, run: FoundRun | None = None
+) -> None:
+    """Print how the run ended, its results and its folder; as JSON, of a `run` whose job was watched, its status too.
+    `error` is the failure that the command ends with."""
+    folder = request.run_folder(job.request)
+    results = results_of(folder)
+    count = None
+    with suppress(LaunchError):  # its folder cannot be read
+        count = restarts(storage) if (storage := storage_of(folder)) else None
+    seconds = max(0.0, (job.ended or job.created) - (job.started or job.ended or job.created))
+    usd, planned = None, attempt_of(plan, job)
+    if plan and planned and planned.usd_per_hour is not None and job.ended is not None:
+        usd = planned.usd_per_hour * plan.machine.nodes * seconds / 3600
+    if output is Output.text:
+        how = ENDS.get(job.state, "")
+        known = seconds if job.ended or not job.is_here else None  # a killed supervisor records no end
+        summary = (job.run, folder, job.state == "SUCCEEDED", known, results)
+        print("\n".join(summary_lines(*summary, how=how, restarts=count or 0)))
+        if usd is not None:
+            print(f"{'cost':{LABEL}}{usd_text(usd, approx=True)} for the machines of this attempt")
+        return
+    data = {"seconds": seconds, "usd": usd, "restarts": count, "results": results_data(results)}
+    if run:
+        ended = replace(run, jobs=(job, *(other for other in run.jobs if other.name != job.name)))
+        data = {**run_document(ended), **data}
+    printed({**job_data(job.run, job), **data}, output, error)
+
+
+def results_of(folder: str | None) -> RunMetrics | None:
+    """Return the run's metrics, or None if they cannot be read."""
+    try:
+        return read_results(storage_of(folder))
+    except LaunchError as error:
+        say(f"cannot read its metrics: {error.problem}")
+        return None

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
 
 from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import EventPrinter
 from launcher.errors import UsageError
 from launcher.jobs.job import Job
+from launcher.runs.context import LineReader
+from launcher.runs.find import FoundRun
+from launcher.runs.logs.line import Line
+from launcher.runs.metrics.progress import Progress
 from launcher.runs.run_folder import storage_of
 from launcher.runs.watch import Event, LinesPrinted, Note, OutageEnded, OutageStarted, intervals_of, watch
 from launcher.services import request
-
-if TYPE_CHECKING:
-    from launcher.runs.context import LineReader
-    from launcher.runs.find import FoundRun
-    from launcher.runs.logs.line import Line
-    from launcher.runs.metrics.progress import Progress
-    from launcher.services.base import Jobs
+from launcher.services.base import Jobs
 
 
 class PlainView:

@@ -6,17 +6,19 @@ import os
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from launch_train import runfolder
+from launch_train.common.storage import LocalFolder, Storage
+from launch_train.report import page
+from launch_train.runfolder.run import RunData, read_run
 from launcher.cli.ui.streams import say
 from launcher.errors import LaunchError, UsageError
+from launcher.gcp.storage import read_errors
+from launcher.services.local.folder_lock import is_taken
 from launcher.text import plural
-
-if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
-    from launch_train.runfolder.run import RunData
 
 READERS: Final = 8
 """Runs read in parallel."""
@@ -25,10 +27,6 @@ READERS: Final = 8
 def write_report(runs: Mapping[str, Storage], target: Path | None = None, sweep: str = "") -> Path:
     """Write the page of some runs, by run ID, and return its path: `target`, else in the folder of a single local run,
     else in the current folder. Points of a `sweep` that have not begun are left out. Raises LaunchError."""
-    from launch_train.common.storage import LocalFolder
-    from launch_train.report import page
-    from launcher.gcp.storage import read_errors
-
     with read_errors(), ThreadPoolExecutor(READERS) as threads:
         records = [*threads.map(read_whole_run, runs.values())]
     empty = [run.id for run in records if not run.starts and not run.attempts]
@@ -48,11 +46,6 @@ def write_report(runs: Mapping[str, Storage], target: Path | None = None, sweep:
 
 def read_whole_run(storage: Storage) -> RunData:
     """Read a run folder, and of one on this machine whether it is running. Raises TrainError: no access."""
-    from dataclasses import replace
-
-    from launch_train.common.storage import LocalFolder
-    from launch_train.runfolder.run import read_run
-    from launcher.services.local.folder_lock import is_taken
 
     run = read_run(storage)
     return replace(run, is_running=is_taken(Path(storage.url))) if isinstance(storage, LocalFolder) else run

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launch_train import runfolder
+from launch_train.common.storage import LocalFolder, Storage
 from launch_train.runfolder.starts import RunMetrics
+from launcher.cli.flows.report import write_report
+from launcher.cli.flows.suggestions import Typed, next_commands, typed_program, typed_words
 from launcher.cli.options import Output
+from launcher.cli.ui.documents import printed
 from launcher.cli.ui.event_printer import LinePrinter
+from launcher.cli.ui.run_summary import results_data, summary_lines
 from launcher.cli.ui.streams import say
 from launcher.errors import LaunchError
 from launcher.gcp.storage import open_folder
@@ -22,14 +26,10 @@ from launcher.runs.run_folder import restarts as restarts_in
 from launcher.services.local.client import run_job
 from launcher.services.local.job import Event, LocalJob, Message, Outcome, Printed, Started
 from launcher.services.local.preemption import Preempted
-from launcher.services.local.request import parse_request, with_image
+from launcher.services.local.request import ParsedJob, parse_request, with_image
 from launcher.services.local.run_folder import start_text
+from launcher.services.local.run_folder_job import shown
 from launcher.services.local.workdirs import WrittenFiles
-
-if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
-    from launcher.cli.flows.suggestions import Typed
-    from launcher.services.local.request import ParsedJob
 
 
 def run_here(job: LocalJob, output: Output, typed: Typed | None = None) -> None:
@@ -79,9 +79,6 @@ def run_here(job: LocalJob, output: Output, typed: Typed | None = None) -> None:
 
 def stopped_text(job: LocalJob, request: ParsedJob, typed: Typed | None) -> str:
     """Return what an interrupted job leaves, and the command that continues it."""
-    from launcher.cli.flows.suggestions import typed_program, typed_words
-    from launcher.services.local.run_folder_job import shown
-
     folder, resume, start = request.run_folder, "the same command resumes it", ""
     if not folder:
         return "all processes were stopped; there is no run folder\nthe same command starts the job again"
@@ -97,9 +94,6 @@ def stopped_text(job: LocalJob, request: ParsedJob, typed: Typed | None) -> str:
 def report_of(storage: Storage | None, *, is_written: bool) -> str:
     """Return the path of the report of a run whose folder is on this machine, written first unless it `is_written`;
     empty for other runs."""
-    from launch_train.common.storage import LocalFolder
-    from launcher.cli.flows.report import write_report
-
     if not isinstance(storage, LocalFolder):
         return ""
     if is_written and (path := Path(storage.url, runfolder.REPORT)).is_file():
@@ -123,10 +117,6 @@ def show_result(
 ) -> None:
     """Print the result of a job to stdout. `left`: what each start left in its working directories; `error` ends the
     command."""
-    from launcher.cli.flows.suggestions import next_commands
-    from launcher.cli.ui.documents import printed
-    from launcher.cli.ui.run_summary import results_data, summary_lines
-
     end, folder, run = outcome.end, request.run_folder, request.name or "the job"
     storage = open_folder(folder) if folder else None
     results = read_results(storage)

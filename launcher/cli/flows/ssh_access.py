@@ -6,16 +6,20 @@ import os
 import shutil
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from launcher.cli.help_page import CONNECTION, option
-from launcher.errors import LaunchError
+from launcher.cli.ui.streams import say
+from launcher.errors import LaunchError, UnreachableError
 from launcher.inputs.gcloud_config import account
-
-if TYPE_CHECKING:
-    from launcher.jobs.vm import VmInstance
-    from launcher.services.compute.client import Compute
-    from launcher.ssh.session import Answer, Remote
+from launcher.jobs.vm import VmInstance
+from launcher.services.compute.client import Compute
+from launcher.ssh import keys
+from launcher.ssh.command import SshTarget, alias, choose_route
+from launcher.ssh.keys import HOST_KEYS
+from launcher.ssh.keys import host_keys as of_attributes
+from launcher.ssh.oslogin import OsLogin
+from launcher.ssh.session import Remote
 
 User = Annotated[
     str | None,
@@ -41,11 +45,6 @@ def remote(
     Raises:
         LaunchError: the VM is not running, is not reachable from here, or refuses the login.
     """
-    from launcher.cli.ui.streams import say
-    from launcher.ssh import keys
-    from launcher.ssh.command import SshTarget, alias, choose_route
-    from launcher.ssh.session import Remote
-
     route = choose_route(machine, shutil.which("gcloud"), os.environ, tunnel=tunnel)
     folder = keys.home(os.environ) / ".ssh"
     key = keys.ensure_key(folder, say) if register else folder / keys.KEY
@@ -66,20 +65,12 @@ def remote(
 
 def oslogin_user(compute: Compute, machine: VmInstance, key: str | None) -> str:
     """Return our OS Login user; a given key is registered for that user."""
-    from launcher.cli.ui.streams import say
-    from launcher.ssh.oslogin import OsLogin
-
     profile = OsLogin(compute.project, os.environ, account(os.environ), compute.clock, say)
     return profile.user(key, machine.region, time.time()) if key else profile.known_user() or "USER"
 
 
 def check_access(compute: Compute) -> None:
     """Check, before a VM is created, that SSH to it will work from here. Raises LaunchError."""
-    from launcher.cli.ui.streams import say
-    from launcher.errors import UnreachableError
-    from launcher.ssh import keys
-    from launcher.ssh.oslogin import OsLogin
-
     for program in ("ssh", "ssh-keygen"):
         if shutil.which(program) is None:
             raise keys.missing_program(program)
@@ -89,17 +80,7 @@ def check_access(compute: Compute) -> None:
 
 def host_keys_of(compute: Compute, machine: VmInstance) -> tuple[str, ...]:
     """Return the VM's host keys from its guest attributes; none if it publishes none."""
-    from launcher.ssh.keys import HOST_KEYS
-    from launcher.ssh.keys import host_keys as of_attributes
-
     try:
         return of_attributes(compute.guest_attributes(machine, HOST_KEYS))
     except LaunchError:  # e.g. forbidden by a policy: then the first connection's key is trusted
         return ()
-
-
-def ask_for_gpus(compute: Compute, machine: VmInstance) -> Answer:
-    """Ask the VM for its GPUs over SSH; `wait_ready` polls this."""
-    from launcher.services.compute.workstation import CHECK
-
-    return remote(compute, machine).run(CHECK)

@@ -8,14 +8,14 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from launcher.cli.options import Flags, flag_words, gather
 from launcher.errors import LaunchError
+from launcher.inputs.gcloud_config import setting
+from launcher.inputs.planning import planned
+from launcher.plan.model import Target
 from launcher.text import relative
-
-if TYPE_CHECKING:
-    from launcher.plan.model import Target
 
 REGIONS = ("us-central1", "any")
 """Regions to try if neither the spec nor gcloud sets one."""
@@ -60,8 +60,6 @@ def cloud_command(typed: Typed) -> str:
 
 def is_planned(target: Target, spec: Path | None, flags: Flags, *, nodes: int | None = None) -> bool:
     """Return whether the job can be planned, and for that many nodes."""
-    from launcher.inputs.planning import planned
-
     try:
         inputs = gather(target, spec, flags, stand_in=PROJECT)
         plan = planned(inputs)
@@ -77,8 +75,6 @@ def typed_words(spec: Path | None, flags: Flags) -> list[str]:
 
 def in_project(command: str) -> str:
     """Return a command with a project before it, if gcloud has none."""
-    from launcher.inputs.gcloud_config import setting
-
     if setting("core/project", os.environ):
         return command
     if sys.platform == "win32":  # cmd.exe and PowerShell both take this

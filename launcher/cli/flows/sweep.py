@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.cli.flows.cloud import of_project
-from launcher.cli.flows.confirm_cost import confirm_cost
+from launcher.cli.flows.confirm import confirm_cost
+from launcher.cli.flows.launch import LaunchOptions
 from launcher.cli.options import Flags, Output
 from launcher.cli.ui.documents import printed
 from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.sweep_printer import SweepPrinter
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning
+from launcher.plan.model import Plan
 from launcher.runs.sweep.events import PointRun, cause_of
 from launcher.runs.sweep.in_cloud import CloudSweep
 from launcher.runs.sweep.on_this_machine import LocalSweep
@@ -22,10 +23,6 @@ from launcher.runs.sweep.plan import SweepPlan
 from launcher.runs.sweep.submit import point_preparer
 from launcher.signals import signals_stop
 from launcher.text import plural
-
-if TYPE_CHECKING:
-    from launcher.cli.flows.launch import LaunchOptions
-    from launcher.plan.model import Plan
 
 
 def run_sweep(
@@ -52,7 +49,7 @@ def run_sweep(
         prepare = point_preparer(sweep, cloud, EventPrinter(None), options.submit)
         confirm = cost_question(sweep, options, printer)
         running = CloudSweep(sweep, cloud, prepare, printer, printer.say, max_parallel, retry_failed, confirm)
-        start = partial(running.run, detach=options.detach, seconds=options.seconds)
+        start = partial(running.run, detach=options.detach, seconds=options.watch_seconds)
     error: LaunchError | None = None
     try:
         with signals_stop():

@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import shutil
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from launcher.catalog import Price
 from launcher.cli.flows import launch
 from launcher.cli.flows.cloud import of_project
-from launcher.cli.flows.confirm_cost import confirm_cost
+from launcher.cli.flows.confirm import confirm_cost
 from launcher.cli.flows.find_vm import display_time
 from launcher.cli.flows.print_logs import PlainView
+from launcher.cli.flows.ssh_access import check_access, remote
 from launcher.cli.options import Output
 from launcher.cli.ui.event_printer import EventPrinter
-from launcher.cli.ui.plan_page import WIDTH, wrapped
+from launcher.cli.ui.text import WIDTH, wrapped
 from launcher.cli.ui.vm_text import price_and_end
 from launcher.errors import LaunchError, UsageError
+from launcher.inputs.gather import Inputs
 from launcher.inputs.planning import planned
+from launcher.jobs.job import Job
+from launcher.jobs.vm import VmInstance
+from launcher.plan.model import Plan
+from launcher.project.vm_checks import has_external_ip
 from launcher.runs.cloud import CloudContext
 from launcher.runs.driver import RunDriver
 from launcher.runs.ledger import Ledger
+from launcher.runs.submit import preflight as check_placements
+from launcher.services.base import GoneError
 from launcher.services.compute.vm_cost import price_of
+from launcher.services.compute.workstation import CHECK, wait_ready
+from launcher.services.router import Services
 from launcher.signals import signals_stop
-
-if TYPE_CHECKING:
-    from launcher.catalog import Price
-    from launcher.inputs.gather import Inputs
-    from launcher.jobs.job import Job
-    from launcher.jobs.vm import VmInstance
-    from launcher.plan.model import Plan
-    from launcher.services.router import Services
+from launcher.ssh.command import missing_gcloud
 
 
 class VmWatcher:
@@ -67,7 +71,14 @@ def create_workstation(
     watcher = VmWatcher(service, printer)
 
     def checked(plan: Plan) -> Plan:
-        return after_preflight(plan, cloud, printer, detach=detach) if preflight else plan
+        """Return the plan after the preflight checks. Raises PlanRefused; LaunchError: SSH would not work from here."""
+        if not preflight:
+            return plan
+        if not has_external_ip(plan.attempts[0].request) and shutil.which("gcloud") is None:
+            raise missing_gcloud(plan.run, external_ip=False)
+        if not detach:
+            check_access(cloud.compute)
+        return check_placements(plan, cloud, printer)
 
     driver = RunDriver(
         plan=plan,
@@ -95,25 +106,6 @@ def create_workstation(
     )
 
 
-def after_preflight(plan: Plan, cloud: CloudContext, printer: EventPrinter, *, detach: bool) -> Plan:
-    """Return the plan after the preflight checks.
-
-    Raises:
-        PlanRefused: no placement is left.
-        LaunchError: the VM would not be reachable from here.
-    """
-    from launcher.cli.flows.ssh_access import check_access
-    from launcher.project.vm_checks import has_external_ip
-    from launcher.runs.submit import preflight
-    from launcher.ssh.command import missing_gcloud
-
-    if not has_external_ip(plan.attempts[0].request) and shutil.which("gcloud") is None:
-        raise missing_gcloud(plan.run, external_ip=False)
-    if not detach:
-        check_access(cloud.compute)
-    return preflight(plan, cloud, printer)
-
-
 def created_or_found(cloud: CloudContext, job: Job, plan: Plan, printer: EventPrinter, *, is_new: bool) -> VmInstance:
     """Return the new VM, or the existing one. Raises UsageError: the existing VM has another type, or is stopped."""
     machine = cloud.compute.instance(job.place, job.id)
@@ -135,13 +127,9 @@ def created_or_found(cloud: CloudContext, job: Job, plan: Plan, printer: EventPr
 
 def wait_for_driver(cloud: CloudContext, machine: VmInstance, printer: EventPrinter) -> VmInstance:
     """Return the VM once its GPU driver answers over SSH. Raises LaunchError; the VM keeps running."""
-    from launcher.cli.flows.ssh_access import ask_for_gpus
-    from launcher.services.base import GoneError
-    from launcher.services.compute.workstation import wait_ready
-
     try:
         ready, gpus = wait_ready(
-            machine, cloud.compute, lambda vm: ask_for_gpus(cloud.compute, vm), printer.say, cloud.clock
+            machine, cloud.compute, lambda vm: remote(cloud.compute, vm).run(CHECK), printer.say, cloud.clock
         )
     except LaunchError as error:
         if not isinstance(error.__cause__, GoneError):

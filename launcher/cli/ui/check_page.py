@@ -6,23 +6,19 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from launcher.cli.ui.plan_page import COMMAND, WIDTH, printable, wrapped
+from launcher.cli.ui.text import COMMAND, WIDTH, printable, wrapped
+from launcher.inputs.checking import STAND_IN, CheckedSpec, SpecFinding
 from launcher.text import plural, usd_text
-
-if TYPE_CHECKING:
-    from launcher.inputs.checking import CheckedSpec, SpecFinding
 
 INDENT = "    "
 
 
 def check_lines(checked: Sequence[CheckedSpec], others: Sequence[Path]) -> Iterator[str]:
     """Yield a line for each spec, with the problems below it; the warnings too if it is the only one."""
-    from launcher.inputs.checking import STAND_IN
-
     yield f"{'result':<7}  {'target':<6}  {'at most':>11}  spec"
     for spec in checked:
         count = f" ({plural(len(spec.warnings), 'warning')})" if spec.warnings else ""

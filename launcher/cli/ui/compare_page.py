@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from string import ascii_uppercase
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from launch_train.common.text import elapsed
-from launcher.cli.ui.plan_page import WIDTH, printable, wrapped
-from launcher.cli.ui.text import columns
+from launch_train.report.goodput import attempt_times
+from launch_train.report.settings import Difference, differences
+from launch_train.report.summary import Figure, Summary, metric_figures, run_figures, summarize
+from launch_train.runfolder.run import RunData
+from launcher.cli.ui.text import WIDTH, columns, printable, wrapped
 from launcher.text import plural, usd_text
-
-if TYPE_CHECKING:
-    from launch_train.report.settings import Difference
-    from launch_train.report.summary import Figure, Summary
-    from launch_train.runfolder.run import RunData
 
 GAP: Final = 2
 """Spaces between two cells."""
@@ -37,10 +35,6 @@ class Compared(NamedTuple):
 
 def compared(runs: Sequence[RunData], now: float) -> Compared:
     """Compare runs. `now`: Unix seconds."""
-    from launch_train.report.goodput import attempt_times
-    from launch_train.report.settings import differences
-    from launch_train.report.summary import metric_figures, run_figures, summarize
-
     summaries = tuple(summarize(run, attempt_times(run, now)) for run in runs)
     names = tuple((run.id, run.folder) for run in runs)
     return Compared(names, summaries, differences(runs), (*metric_figures(runs), *run_figures(summaries)))

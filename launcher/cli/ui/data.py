@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from launcher.jobs.job import Job
-    from launcher.jobs.orphans import Disk
-    from launcher.jobs.vm import VmInstance
-    from launcher.runs.attempts import AttemptEntry
-    from launcher.runs.find import FoundRun
-    from launcher.runs.run import RunStatus
-    from launcher.runs.run_story import RunStory
+import msgspec
+
+from launcher.cli.ui.job_text import console_url, machine_of, provisioning_of
+from launcher.cli.ui.story_text import attempt_text
+from launcher.cli.ui.vm_text import ends_itself
+from launcher.jobs.job import Job
+from launcher.jobs.orphans import Disk
+from launcher.jobs.vm import VmInstance
+from launcher.runs.attempts import AttemptEntry
+from launcher.runs.find import FoundRun
+from launcher.runs.run import RunStatus, status_of
+from launcher.runs.run_story import RunStory, story_of
+from launcher.runs.story import total_usd
+from launcher.services import request
+from launcher.services.compute.vm_cost import disks_of, disks_usd_per_month, price_of, usd_so_far
 
 
 def job_data(run: str, job: Job) -> dict[str, Any]:
     """Return a job for scripts; times in Unix seconds."""
-    from launcher.cli.ui.job_text import console_url, machine_of, provisioning_of
-    from launcher.services import request
-
     return {
         "run": run,
         "state": job.state,
@@ -41,8 +45,6 @@ def job_data(run: str, job: Job) -> dict[str, Any]:
 
 def attempt_data(entry: AttemptEntry) -> dict[str, Any]:
     """Return an attempt for scripts; `seconds` that it ran, and its end in Unix seconds (null: not recorded)."""
-    import msgspec
-
     data: dict[str, Any] = msgspec.to_builtins(entry)
     end = entry.end
     data |= {"seconds": end.billed if end else None, "ended": end.time if end else None}
@@ -51,10 +53,6 @@ def attempt_data(entry: AttemptEntry) -> dict[str, Any]:
 
 def status_data(status: RunStatus, story: RunStory) -> dict[str, Any]:
     """Return a run for scripts, with its story, progress, GPUs and jobs; cost and upper bound in USD."""
-    import msgspec
-
-    from launcher.cli.ui.story_text import attempt_text
-    from launcher.runs.story import total_usd
 
     return {
         **job_data(status.run, status.job),
@@ -71,18 +69,12 @@ def status_data(status: RunStatus, story: RunStory) -> dict[str, Any]:
 
 def run_document(run: FoundRun) -> dict[str, Any]:
     """Return a run for scripts, as `launch status` prints it; its folder is read."""
-    from launcher.runs.run import status_of
-    from launcher.runs.run_story import story_of
-
     status = status_of(run)
     return status_data(status, story_of(run, status.attempts))
 
 
 def machine_data(machine: VmInstance, disks: Iterable[Disk], now: float) -> dict[str, Any]:
     """Return a VM for scripts; times in Unix seconds, `usd_per_hour` and `usd_so_far` without its disks."""
-    from launcher.cli.ui.vm_text import ends_itself
-    from launcher.services.compute.vm_cost import disks_of, disks_usd_per_month, price_of, usd_so_far
-
     price, own = price_of(machine), disks_of(machine, disks)
     return {
         "name": machine.name,

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from launch_train.common.text import elapsed
-from launcher.cli.ui.plan_page import labelled
-from launcher.cli.ui.text import columns
-from launcher.plan.estimate import no_speed
+from launcher.cli.ui.text import columns, labelled
+from launcher.plan.estimate import Estimate, Offer, no_speed
+from launcher.plan.memory.need import Largest
 from launcher.text import plural, size_text, usd_text
-
-if TYPE_CHECKING:
-    from launcher.plan.estimate import Estimate, Offer
-    from launcher.plan.memory.need import Largest
 
 
 def estimate_lines(estimate: Estimate) -> Iterator[str]:
@@ -43,11 +38,10 @@ def memory_lines_of(estimate: Estimate) -> Iterator[str]:
     rows = [(f"  {part.name}", signed(part.bytes), part.what) for part in estimate.parts]
     verdict = "fits" if estimate.fits else "does not fit"
     limit = f"{verdict} into {estimate.gpu_memory_gb:g} GB"
-    widths = [max(len(row[0]) for row in rows), max(9, *(len(row[1]) for row in rows))]
     if estimate.compiles:
         limit += "; compiled code needs less"
-    for name, size, what in [*rows, ("  total", signed(estimate.bytes or 0), limit)]:
-        yield f"{name:<{widths[0]}}  {size:>{widths[1]}}  {what}"
+    rows.append(("  total", signed(estimate.bytes or 0), limit))
+    yield from columns([(name, f"{size:>9}", what) for name, size, what in rows], "<><")
 
 
 def fit_options(estimate: Estimate) -> Iterator[str]:

@@ -9,22 +9,24 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launch_train.common.text import elapsed
-from launcher.cli.ui.plan_page import LABEL, WIDTH, fitted, labelled
+from launcher.cli.ui.job_text import console_url, machine_of, provisioning_of
+from launcher.cli.ui.plan_page import expected_price
+from launcher.cli.ui.progress_bars import progress, report_to
 from launcher.cli.ui.streams import CLEAR
+from launcher.cli.ui.text import LABEL, WIDTH, fitted, labelled
 from launcher.diagnosis.output_cause import CauseFinder
-from launcher.jobs.job import GONE
+from launcher.images.pipeline import Report
+from launcher.jobs.job import GONE, Job
+from launcher.plan.model import Attempt, Plan
+from launcher.project.model import Check
+from launcher.project.report import lines
+from launcher.runs.driver import AttemptFailed, AttemptStarted
+from launcher.runs.metrics.progress import Progress
+from launcher.services.request import read
 from launcher.text import usd_text
-
-if TYPE_CHECKING:
-    from launcher.images.pipeline import Report
-    from launcher.jobs.job import Job
-    from launcher.plan.model import Attempt, Plan
-    from launcher.project.model import Check
-    from launcher.runs.driver import AttemptFailed, AttemptStarted
-    from launcher.runs.metrics.progress import Progress
 
 EVERY_SECONDS = 30.0
 """Shortest time between progress lines without a terminal; the last step is always reported."""
@@ -89,8 +91,6 @@ class EventPrinter:
 
     def show_checks(self, checks: tuple[Check, ...]) -> None:
         """Print what the preflight checks found."""
-        from launcher.project.report import lines
-
         if problems := [check for check in checks if check.status in ("failed", "warning")]:
             self.say("preflight checks:")
             print("\n".join(lines(problems)), file=sys.stderr)
@@ -100,8 +100,6 @@ class EventPrinter:
     @contextmanager
     def building(self) -> Iterator[Report]:
         """Yield the receiver of an image's progress: bars on a terminal, else lines."""
-        from launcher.cli.ui.progress_bars import progress, report_to
-
         with progress() as bars:
             yield report_to(bars)
 
@@ -114,8 +112,6 @@ class EventPrinter:
     # --- Events of the driver -----------------------------------------------------------------------------------------
 
     def _attempt_started(self, event: AttemptStarted) -> None:
-        from launcher.cli.ui.job_text import console_url
-
         self.close()  # the progress of the last attempt
         if event.job.is_here:  # its end names the folder
             return
@@ -212,8 +208,6 @@ def time_of_day() -> str:
 
 def attempt_of(plan: Plan | None, job: Job) -> Attempt | None:
     """Return the planned attempt that a job belongs to, or None."""
-    from launcher.services.request import read
-
     requested = read(job.request)
     wanted = (job.place, requested.provisioning.partition(":")[0], requested.machine_type)
     for attempt in plan.attempts if plan else ():
@@ -224,9 +218,6 @@ def attempt_of(plan: Plan | None, job: Job) -> Attempt | None:
 
 def attempt_place(job: Job, planned: Attempt | None) -> str:
     """Return `flex-start in us-central1, a3-highgpu-2g, ≈$12.87/h`."""
-    from launcher.cli.ui.job_text import machine_of, provisioning_of
-    from launcher.cli.ui.plan_page import expected_price
-
     price = f", {expected_price(planned)}" if planned else ""
     where = f"on {job.place}" if job.target == "on" else f"{provisioning_of(job)} in {job.place}, {machine_of(job)}"
     return f"{where}{price}"

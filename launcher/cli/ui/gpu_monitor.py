@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from launcher.runs.metrics.gpu_nodes import Node
 from launcher.text import plural, rough_duration
-
-if TYPE_CHECKING:
-    from launcher.runs.metrics.gpu_nodes import Node
 
 SHOWN = 4
 """Most nodes to show: those with problems first, then the least busy ones."""

@@ -6,6 +6,7 @@ import re
 
 from launcher.jobs.job import RESOURCE, Job
 from launcher.services import request
+from launcher.services.vertex import console_url as of_vertex
 
 
 def provisioning_of(job: Job) -> str:
@@ -33,6 +34,4 @@ def console_url(job: Job) -> str:
     if job.zone:
         page = f"https://console.cloud.google.com/compute/instancesDetail/zones/{job.zone}/instances"
         return f"{page}/{job.request.get('name') or job.id}?project={project}"
-    from launcher.services.vertex import console_url as of_vertex
-
     return of_vertex(job)

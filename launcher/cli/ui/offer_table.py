@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from launcher.catalog import Catalog
+from launcher.catalog.offers import Offer, PriceRange
+from launcher.cli.ui.text import WIDTH, columns
 from launcher.text import plural, rough_duration
 
 if TYPE_CHECKING:
-    from launcher.catalog import Catalog
-    from launcher.catalog.offers import Offer, PriceRange
     from launcher.services.compute.capacity import LiveOffer, QuotaUse
 
     Live = Mapping[tuple[str, str], LiveOffer]
 
-WIDTH = 80
 HEAD = ("GPU", "GB", "bf16", "where")
 """The columns before those of the provisioning models."""
 UNKNOWN = "unknown"
@@ -26,13 +29,11 @@ def offer_lines(
 ) -> Iterator[str]:
     """Yield the table: a row per offer with the prices of `models`, its machine types below unless each region has its
     row, and what is known of it in the project."""
-    import textwrap
-
     rows = [(*HEAD, *models), *(offer_row(offer, models) for offer in offers)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     each_region = len({offer.region for offer in offers}) > 3
-    for number, cells in enumerate(rows):
-        yield offer_line(cells, widths)
+    table = columns(rows, "<>><" + ">" * len(models), gap=" ")
+    for number, (cells, line) in enumerate(zip(rows, table, strict=True)):
+        yield line
         if number and not each_region:
             shown = ", ".join(
                 f"{machine.name}\u00a0×{machine.share or machine.gpus}" for machine in offers[number - 1].machines
@@ -57,11 +58,6 @@ def offer_row(offer: Offer, models: Sequence[str]) -> tuple[str, ...]:
     where = offer.region or plural(len(offer.regions), "region")
     prices = (price_range_text(offer.prices.get(model)) for model in models)
     return offer.gpu.name, f"{offer.gpu.memory_gb}", f"{tflops:g}" if tflops else NOT_OFFERED, where, *prices
-
-
-def offer_line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Return the cells in columns; figures on the right."""
-    return " ".join(f"{cell:{'<' if n in (0, 3) else '>'}{widths[n]}}" for n, cell in enumerate(cells)).rstrip()
 
 
 def price_range_text(price: PriceRange | None) -> str:
@@ -104,8 +100,6 @@ def quota_lines(service: str, quotas: Mapping[str, QuotaUse | None]) -> Iterator
 
 def indented(text: str) -> Iterator[str]:
     """Yield the lines of a text below a row."""
-    import textwrap
-
     for line in textwrap.wrap(text, WIDTH - 4, break_on_hyphens=False):
         yield f"  {line}"
 
@@ -121,8 +115,6 @@ def notes(catalog: Catalog) -> Iterator[str]:
 
 def offers_data(catalog: Catalog, offers: Sequence[Offer], total: int, live: Live) -> dict[str, Any]:
     """Return the offers as JSON data (docs/prices.md)."""
-    import msgspec
-
     interruptions = catalog.interruptions("spot")
     prices = catalog.price_table
     return {

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
-import sys
-import textwrap
 from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
@@ -14,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from launcher.cli.options import Output
-from launcher.cli.style import styled
+from launcher.cli.ui.text import LABEL, WIDTH, labelled, wrapped
 from launcher.text import either, exact_duration, hourly_price, plural, rough_duration, size_text, usd_text
 
 if TYPE_CHECKING:
@@ -23,8 +20,6 @@ if TYPE_CHECKING:
     from launcher.plan.model import Attempt, Image, Plan, Target
     from launcher.spec.models import JobSpec
 
-WIDTH = 80
-LABEL = 10
 ATTEMPTS_SHOWN = 5
 NO_IMAGE = "not used: runs in the local Python environment"
 TARGETS = {"vertex": "Vertex AI", "vm": "Compute Engine", "local": "this machine", "on": "a host"}
@@ -415,39 +410,3 @@ def expected_price(attempt: Attempt) -> str:
     """Return the expected price of a node and hour."""
     known, highest = attempt.usd_per_hour, attempt.usd_ceiling
     return hourly_price(known, highest, approx=attempt.usd_approx, bound=attempt.usd_is_bound)
-
-
-COMMAND = r"\s*(gcloud|launch|export|pip|docker|sudo|apt-get)\b"
-"""A line with a command is never wrapped, so that it can be copied."""
-
-
-def fitted(text: str, before: int = 0) -> str:
-    """Return a message wrapped to a terminal's width, minus `before` characters; unchanged for a file or a pipe."""
-    if not sys.stderr.isatty():
-        return text
-    return "\n".join("\n".join(in_width(line, WIDTH - before)) for line in text.split("\n"))
-
-
-def in_width(line: str, width: int) -> list[str]:
-    """Return the lines of a line, each with its indentation; a command is not cut."""
-    if re.match(COMMAND, line):
-        return [line]
-    indent = line[: len(line) - len(line.lstrip())]
-    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
-
-
-def labelled(label: str, text: str) -> Iterator[str]:
-    """Yield a label with the wrapped text beside it."""
-    for number, line in enumerate(wrapped(text, WIDTH - LABEL)):
-        start = f"{label if number == 0 else '':<{LABEL}}"
-        yield f"{styled(start, '1') if start.strip() else start}{line}"
-
-
-def wrapped(text: str, width: int) -> list[str]:
-    """Return lines of at most `width` characters; control characters are escaped."""
-    return textwrap.wrap(printable(text), width, break_on_hyphens=False) or [""]
-
-
-def printable(text: str) -> str:
-    """Return the text with control characters escaped."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

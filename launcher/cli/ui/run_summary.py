@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launch_train import runfolder
 from launch_train.common.contract import MEAN_STEPS
 from launch_train.common.text import elapsed
 from launch_train.runfolder import figure
-from launcher.cli.ui.plan_page import labelled
+from launch_train.runfolder.starts import RunMetrics
+from launcher.cli.ui.text import labelled
 from launcher.text import plural, relative
-
-if TYPE_CHECKING:
-    from launch_train.runfolder.starts import RunMetrics
 
 
 def summary_lines(

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from launcher.cli.ui.text import column_widths, fit_columns
+import msgspec
+
+from launcher.cli.ui.data import job_data
+from launcher.cli.ui.job_text import machine_of
+from launcher.cli.ui.text import WIDTH, columns, fit_columns
 from launcher.runs.logs.line import clean_text
+from launcher.runs.run_list import ListedRun, ListedSweep, RunList, group_sweeps
 from launcher.text import plural, rough_duration, usd_text
-
-if TYPE_CHECKING:
-    from launcher.runs.run_list import ListedRun, ListedSweep, RunList
 
 SHOWN: Final = 30
 """Maximum number of rows without --all."""
-WIDTH: Final = 80
 EMPTY: Final = "-"
 LEFT: Final = ("NAME", "TARGET", "MACHINE", "OWNER", "STATE", "SETTINGS")
 """Columns aligned to the left; the others are numbers."""
@@ -27,8 +28,6 @@ LESS: Final = {"OWNER": "", "STEP": "/", "MACHINE": "", "TARGET": "", "AGE": ""}
 
 def run_lines(run_list: RunList, *, everything: bool, fold: bool = True, width: int = WIDTH) -> Iterator[str]:
     """Yield the table, what could not be read, and a footer. `fold`: the runs of a sweep are one row."""
-    from launcher.runs.run_list import ListedSweep, group_sweeps
-
     entries = group_sweeps(run_list.runs) if fold else [*run_list.runs]
     shown = entries if everything else entries[:SHOWN]
     unsearched = "; the cloud was not searched" if run_list.unlisted else ""
@@ -61,8 +60,6 @@ def sweep_row(sweep: ListedSweep, now: float) -> dict[str, str]:
 
 def run_row(run: ListedRun, now: float) -> dict[str, str]:
     """Return a run's cells by column."""
-    from launcher.cli.ui.job_text import machine_of
-
     progress = run.progress
     return {
         "NAME": clean_text(run.run),
@@ -85,11 +82,7 @@ def loss_text(loss: float) -> str:
 def aligned(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
     """Yield the header and the rows: text to the left, numbers to the right."""
     cells = [[*rows[0]], *([cell or EMPTY for cell in row.values()] for row in rows)]
-    widths = column_widths(cells)
-    sides = ["<" if name in LEFT else ">" for name in rows[0]]
-    for line in cells:
-        padded = (f"{cell:{side}{size}}" for cell, side, size in zip(line, sides, widths, strict=True))
-        yield "  ".join(padded).rstrip()
+    yield from columns(cells, "".join("<" if name in LEFT else ">" for name in rows[0]))
 
 
 def footer(runs: Sequence[ListedRun], older: int) -> str:
@@ -106,8 +99,6 @@ def footer(runs: Sequence[ListedRun], older: int) -> str:
 
 def list_data(run_list: RunList) -> dict[str, Any]:
     """Return the list for scripts; `unlisted` says why the runs in the cloud are missing."""
-    from launcher.runs.run_list import ListedSweep, group_sweeps
-
     problem = run_list.unlisted
     unlisted = {"problem": problem.problem, "hint": problem.hint} if problem else None
     sweeps = [sweep_data(entry) for entry in group_sweeps(run_list.runs) if isinstance(entry, ListedSweep)]
@@ -131,9 +122,6 @@ def sweep_data(sweep: ListedSweep) -> dict[str, Any]:
 
 def listed_run_data(run: ListedRun) -> dict[str, Any]:
     """Return a run with the keys of `launch status`; those that need a cloud are null for one on this machine."""
-    import msgspec
-
-    from launcher.cli.ui.data import job_data
 
     return {
         **job_data(run.run, run.job),

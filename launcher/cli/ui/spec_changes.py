@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from launcher.cli.ui.check_page import bound_text, spec_data
-from launcher.plan.changes import PlanChanges
+from launcher.inputs.checking import CheckedSpec, SpecChange
+from launcher.plan.changes import Change, PlanChanges
 from launcher.text import listed, plural, usd_text
-
-if TYPE_CHECKING:
-    from launcher.inputs.checking import CheckedSpec, SpecChange
-    from launcher.plan.changes import Change
 
 MOST_FIELDS = 50
 """Maximum number of fields of a spec in the Markdown; GitHub accepts comments of up to 64 kB."""

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from launch_train.common.text import elapsed
+from launch_train.report.events import event_rows
+from launch_train.runfolder.run import RunData
 from launcher.cli.ui.event_printer import progress_text
-from launcher.cli.ui.plan_page import WIDTH, labelled, printable
-from launcher.cli.ui.text import columns
-from launcher.runs.story import total_usd
+from launcher.cli.ui.text import WIDTH, columns, labelled, printable
+from launcher.runs.metrics.progress import Progress
+from launcher.runs.story import AttemptSummary, Resumed, total_usd
 from launcher.text import plural, usd_text
-
-if TYPE_CHECKING:
-    from launch_train.runfolder.run import RunData
-    from launcher.runs.metrics.progress import Progress
-    from launcher.runs.story import AttemptSummary, Resumed
 
 LEAST_WAIT = 10.0
 """Waits shorter than this, in seconds, are not mentioned."""
@@ -122,8 +118,6 @@ def story_lines(
 
 def event_lines(run: RunData | None) -> Iterator[str]:
     """Yield all events of a run, a line each, cut at 80 columns."""
-    from launch_train.report.events import event_rows
-
     rows = [[printable(cell) for cell in row] for row in event_rows(run)] if run else []
     yield ""
     if not rows:

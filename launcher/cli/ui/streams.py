@@ -83,7 +83,7 @@ def stdout_errors() -> Iterator[None]:
 
 def say(text: str) -> None:
     """Print a message of launch to stderr, of one or more lines, wrapped to the width of a terminal."""
-    from launcher.cli.ui.plan_page import fitted
+    from launcher.cli.ui.text import fitted
 
     for line in fitted(text, len("launch: ")).splitlines():
         print(f"launch: {line}", file=sys.stderr, flush=True)

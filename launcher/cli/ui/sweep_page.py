@@ -1,4 +1,4 @@
-"""Print a sweep: its plan as a table of points or with their requests, or the state of each point."""
+"""Print the state of each point of a sweep."""
 
 from __future__ import annotations
 
@@ -6,92 +6,33 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from launcher.cli.options import Output
 from launcher.cli.ui import run_table
 from launcher.cli.ui.documents import printed
-from launcher.cli.ui.plan_page import WIDTH, closing_lines, labelled, machine_lines, target_text
 from launcher.cli.ui.streams import say
-from launcher.cli.ui.text import columns, fit_columns, table_width
+from launcher.cli.ui.text import WIDTH, fit_columns, table_width
+from launcher.inputs.gcloud_config import person
 from launcher.runs.logs.line import clean_text
+from launcher.runs.run_list import ListedRun, listed_points
+from launcher.runs.sweep.find import Sweep, runs_without_jobs
 from launcher.runs.sweep.plan import point_settings
-from launcher.text import plural, usd_text
-
-if TYPE_CHECKING:
-    from launcher.runs.run_list import ListedRun
-    from launcher.runs.sweep.find import Sweep
-    from launcher.runs.sweep.plan import SweepPlan
+from launcher.text import plural
 
 COLUMNS: Final = ("NAME", "TARGET", "STATE", "STEP", "LOSS", "COST", "SETTINGS")
 LEAST: Final = 12
 """Fewest characters of SETTINGS: other columns make room."""
 
 
-def show_sweep_plan(sweep: SweepPlan, output: Output) -> None:
-    """Print a planned sweep."""
-    printed(sweep.to_dict(), output, page=sweep_lines(sweep))
-
-
-def sweep_lines(sweep: SweepPlan) -> Iterator[str]:
-    """Yield the page of a planned sweep, in at most 80 columns."""
-    first = sweep.points[0].plan
-    yield f"{sweep.name}  {plural(len(sweep.points), 'point')} on {target_text(sweep.target, sweep.project)}"
-    yield ""
-    yield from labelled("machine", next(machine_lines(first, explain=False)))
-    yield from labelled("output", sweep.output)
-    yield from labelled("at most", total_text(sweep))
-    yield ""
-    yield from point_table(sweep)
-    yield from closing_lines(sweep.warnings, sweep.target)
-
-
-def total_text(sweep: SweepPlan) -> str:
-    """Return the upper bound of all points together, with `limits.usd`."""
-    if sweep.target == "local":
-        return "nothing: it runs on this machine"
-    total, limit = sweep.usd_at_most, sweep.usd_limit
-    text = "unknown: the price of a machine is unknown" if total is None else f"{usd_text(total)} for all points"
-    return f"{text} (limits.usd: {usd_text(limit)})" if limit is not None else text
-
-
-def point_table(sweep: SweepPlan) -> Iterator[str]:
-    """Yield a line for each point: its settings in columns, or in one column if the columns are too wide."""
-    bounds = ["" if (usd := point.plan.limits.usd_at_most) is None else usd_text(usd) for point in sweep.points]
-    cost = sweep.target != "local"
-    ends = [[point.run, *([bound] if cost else [])] for point, bound in zip(sweep.points, bounds, strict=True)]
-    settings = point_settings([point.values for point in sweep.points])
-    head = ["point", *settings[0], "run", *(["at most"] if cost else [])]
-    rows = [
-        [str(number), *texts.values(), *end] for number, (texts, end) in enumerate(zip(settings, ends, strict=True), 1)
-    ]
-    lines = [*columns([head, *rows])]
-    if max(map(len, lines)) <= WIDTH:
-        yield from lines
-        return
-    yield from columns(
-        [["point", *head[-len(ends[0]) :]], *([row[0], *end] for row, end in zip(rows, ends, strict=True))]
-    )
-    yield ""
-    for number, texts in enumerate(settings, 1):
-        yield from labelled(str(number), " ".join(f"{name}={value}" for name, value in texts.items()))
-
-
-# --- The state of each point -----------------------------------------------------------------------------------------
-
-
 def show_points(sweep: Sweep, output: Output) -> None:
     """Print the points of a sweep. Raises LaunchError: no project is set."""
-    from launcher.inputs.gcloud_config import person
-    from launcher.runs.run_list import listed_points
-    from launcher.runs.sweep.find import runs_without_jobs
-
     others, errors = runs_without_jobs(sweep.cloud) if sweep.cloud else ([], [])
     for error in errors:
         say(error.problem)
     points_begun, waiting = listed_points(sweep, others, person(os.environ), time.time())
     points = [{"set": sweep.values.get(point.run), **run_table.listed_run_data(point)} for point in points_begun]
-    lines = points_page(sweep, points_begun, waiting, max(run_table.WIDTH, shutil.get_terminal_size().columns))
+    lines = points_page(sweep, points_begun, waiting, max(WIDTH, shutil.get_terminal_size().columns))
     printed({"sweep": sweep.name, "points": points, "not_started": waiting}, output, page=lines)
 
 

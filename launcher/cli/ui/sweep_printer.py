@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import TYPE_CHECKING
 
 from launcher.cli.ui.event_printer import STATES, after, time_of_day
 from launcher.cli.ui.streams import say
 from launcher.cli.ui.text import utc_stamp
-from launcher.runs.sweep.events import cause_of
-
-if TYPE_CHECKING:
-    from launcher.runs.sweep.events import PointChanged
-    from launcher.runs.sweep.plan import SweepPlan
+from launcher.runs.sweep.events import PointChanged, cause_of
+from launcher.runs.sweep.plan import SweepPlan
 
 
 class SweepPrinter:

@@ -1,24 +1,55 @@
-"""Texts of the screen alone: times, columns, durations in flags. The other layers' are in `launcher/text.py`."""
+"""Texts of the screen alone: lines, columns, times, durations in flags. The other layers' are in `launcher/text.py`."""
 
 from __future__ import annotations
 
 import re
+import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
-from launcher.errors import UsageError
+from launcher.cli.style import styled
+
+WIDTH = 80
+"""Columns of a page."""
+LABEL = 10
+"""Columns of the labels on its left."""
+
+COMMAND = r"\s*(gcloud|launch|export|pip|docker|sudo|apt-get)\b"
+"""A line with a command is never wrapped, so that it can be copied."""
 
 
-def flag_seconds(text: str, flag: str) -> float:
-    """Return the seconds of a flag's `15s`, `2m` or `1h`, which a spec takes too. Raises UsageError."""
-    from launcher.spec.kinds import DURATION
-    from launcher.text import parse_duration
+def fitted(text: str, before: int = 0) -> str:
+    """Return a message wrapped to a terminal's width, minus `before` characters; unchanged for a file or a pipe."""
+    if not sys.stderr.isatty():
+        return text
+    return "\n".join("\n".join(in_width(line, WIDTH - before)) for line in text.split("\n"))
 
-    if re.search(DURATION, text):
-        return parse_duration(text)
-    near = f"{text}s" if text.isdecimal() and int(text) else "15s, 2m or 1h"
-    raise UsageError(f"{flag}: invalid duration {text!r}; use for example {near}")
+
+def in_width(line: str, width: int) -> list[str]:
+    """Return the lines of a line, each with its indentation; a command is not cut."""
+    if re.match(COMMAND, line):
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+
+
+def labelled(label: str, text: str) -> Iterator[str]:
+    """Yield a label with the wrapped text beside it."""
+    for number, line in enumerate(wrapped(text, WIDTH - LABEL)):
+        start = f"{label if number == 0 else '':<{LABEL}}"
+        yield f"{styled(start, '1') if start.strip() else start}{line}"
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return lines of at most `width` characters; control characters are escaped."""
+    return textwrap.wrap(printable(text), width, break_on_hyphens=False) or [""]
+
+
+def printable(text: str) -> str:
+    """Return the text with control characters escaped."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def utc_stamp(seconds: float) -> str:
@@ -39,11 +70,12 @@ def column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
     return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
 
-def columns(rows: Sequence[Sequence[str]], align: str = "<") -> Iterator[str]:
-    """Yield a line for each row; `align` is `<` (left) or `>` (right)."""
+def columns(rows: Sequence[Sequence[str]], align: str = "<", gap: str = "  ") -> Iterator[str]:
+    """Yield a line for each row; `align` is `<` (left) or `>` (right) for all columns, or one of them for each."""
     widths = column_widths(rows)
+    sides = align * len(widths) if len(align) == 1 else align
     for row in rows:
-        yield "  ".join(f"{cell:{align}{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        yield gap.join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
 
 
 def fit_columns(rows: Sequence[Mapping[str, str]], width: int, less: Mapping[str, str]) -> list[dict[str, str]]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from launcher.catalog import Price
 from launcher.cli.ui.text import local_moment
+from launcher.jobs.vm import VmInstance
 from launcher.text import hourly_price, rough_duration, usd_text
-
-if TYPE_CHECKING:
-    from launcher.catalog import Price
-    from launcher.jobs.vm import VmInstance
 
 STATES = {"TERMINATED": "STOPPED"}
 """Compute Engine's states that are shown under another name."""

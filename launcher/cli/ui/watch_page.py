@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rich.text import Text
 
@@ -14,14 +14,12 @@ from launch_train.runfolder import figure
 from launcher.cli.ui import gpu_monitor
 from launcher.cli.ui.event_printer import STATES
 from launcher.cli.ui.job_text import place_of
-from launcher.cli.ui.plan_page import LABEL, printable, wrapped
 from launcher.cli.ui.plot import sparkline
 from launcher.cli.ui.story_text import attempt_text, cost_text
+from launcher.cli.ui.text import LABEL, printable, wrapped
+from launcher.runs.metrics.progress import Progress
 from launcher.runs.story import total_usd
-
-if TYPE_CHECKING:
-    from launcher.runs.metrics.progress import Progress
-    from launcher.runs.watched_runs import RunView
+from launcher.runs.watched_runs import RunView
 
 BAR: Final = 20
 LEAST_LOG_LINES: Final = 3

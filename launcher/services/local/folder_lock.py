@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -51,14 +50,16 @@ def is_taken(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        return not _locked(handle, fcntl.LOCK_SH)
+        return not _locked(handle, shared=True)
     finally:
         os.close(handle)
 
 
-def _locked(handle: int, how: int = fcntl.LOCK_EX) -> bool:
+def _locked(handle: int, *, shared: bool = False) -> bool:
+    import fcntl  # Windows, which lacks it, shows the help of each command
+
     try:
-        fcntl.flock(handle, how | fcntl.LOCK_NB)
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
         return error.errno not in TAKEN
     return True

@@ -306,7 +306,7 @@ def test_cancel_cancels_all_active_points_after_one_question(job: Job, monkeypat
     scripts(job.cloud, WELL, RUNS)
     sweep = job.data(*SWEEP, "--yes", "--watch-for", "2m", code=6)["sweep"]
     assert "--yes" in job.launch("cancel", sweep, code=2).err, "there is no terminal"
-    monkeypatch.setattr("launcher.cli.flows.confirm.confirmed", lambda *_: False)
+    monkeypatch.setattr("launcher.cli.commands.cancel.confirmed", lambda *_: False)
     job.launch("cancel", sweep, code=1)
     asked: list[Any] = []
 
@@ -314,7 +314,7 @@ def test_cancel_cancels_all_active_points_after_one_question(job: Job, monkeypat
         asked.append(words)
         return True
 
-    monkeypatch.setattr("launcher.cli.flows.confirm.confirmed", confirmed)
+    monkeypatch.setattr("launcher.cli.commands.cancel.confirmed", confirmed)
     ran = job.launch("cancel", sweep)
     assert (len(asked), ran.out.count("cancelled after"), "2 points cancelled" in ran.out) == (1, 2, True)
     assert job.data("cancel", sweep, "--yes") == {"sweep": sweep, "runs": []}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launch_train.common.storage import LocalFolder
-from launcher.cli.flows.watch import Messages, Screen, watch_runs, watched_runs
+from launcher.cli.commands.watch import Messages, Screen, watch, watched_runs
 from launcher.runs.watched_runs import RunWatch, WatchedRun
 from launcher.services.local.attempts import lock
 from launcher.services.local.folder_lock import lock_run_folder
@@ -67,9 +67,9 @@ def test_cancelling_needs_a_confirmation(job: Job) -> None:
     with as_process(["launch"], {**WORLD, **job.env}, job.folder):
         messages = Messages(are_printed=False)
         (source,) = watched_runs([run], None, messages)
-        watch = RunWatch(source)
-        watch.update(job=source.newest_job())
-        screen = Screen([watch], messages)
+        run_watch = RunWatch(source)
+        run_watch.update(job=source.newest_job())
+        screen = Screen([run_watch], messages)
         for keys in ("cn", "cx", "cc", "c1"):  # `cc` asks again
             assert not any(map(screen._pressed, keys))
         assert job.data("status", run)["state"] == "QUEUED"
@@ -97,7 +97,7 @@ def test_ctrl_c_during_a_cancellation_tells_that_it_was_requested(job: Job, monk
 
     monkeypatch.setattr(WatchedRun, "cancel", lambda *_: interrupted.wait(20))
     monkeypatch.setattr(Screen, "show", show)
-    monkeypatch.setattr("launcher.cli.flows.watch.is_terminal", lambda: True)
+    monkeypatch.setattr("launcher.cli.commands.watch.is_terminal", lambda: True)
     keys = "cn"
     assert "nothing was cancelled" in job.launch("watch", run, code=130).err
     keys = "cy"
@@ -149,7 +149,7 @@ def test_the_terminal_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         thread.start()
         ends = {"SIGTERM": pytest.raises(Stopped), "SIGINT": pytest.raises(KeyboardInterrupt)}
         with ends.get(how, contextlib.nullcontext()):
-            watch_runs(["run-0123abcd"], None, watch_seconds=20, plain=False)
+            watch(["run-0123abcd"], watch_for=20)
         thread.join(10)
         assert termios.tcgetattr(terminal) == before
     assert b"\x1b[?1049h" in drawn

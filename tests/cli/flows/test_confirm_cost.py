@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from launcher import api
-from launcher.cli.flows import confirm_cost
+from launcher.cli.flows.confirm import confirm_cost
 from launcher.errors import LaunchError, UsageError
 from launcher.plan.model import Plan, UsedPrices
 from launcher.runs.cost_limit import ASK_USD, old_prices
@@ -182,24 +182,24 @@ def test_the_limit_is_100_dollars() -> None:
         limits = replace(plan.limits, usd_at_most=most)
         if refused:
             with pytest.raises(UsageError):
-                confirm_cost.confirm_cost(replace(plan, limits=limits), limited=False, say=print)
+                confirm_cost(replace(plan, limits=limits), limited=False, say=print)
         else:
-            confirm_cost.confirm_cost(replace(plan, limits=limits), limited=False, say=print)
+            confirm_cost(replace(plan, limits=limits), limited=False, say=print)
 
 
 def test_old_prices_are_asked_about_in_a_terminal(answer: Callable[[str], None]) -> None:
     answer("n\n")
     with pytest.raises(LaunchError, match="nothing was submitted"):
-        confirm_cost.confirm_cost(plan_of(OLD), limited=True, say=print)
+        confirm_cost(plan_of(OLD), limited=True, say=print)
     answer("n\n")
-    confirm_cost.confirm_cost(plan_of(NEW), limited=True, say=print)
+    confirm_cost(plan_of(NEW), limited=True, say=print)
     answer("y\n")
-    confirm_cost.confirm_cost(plan_of(OLD), limited=True, say=print)
+    confirm_cost(plan_of(OLD), limited=True, say=print)
 
 
 def test_old_prices_are_reported_without_a_terminal() -> None:
     said: list[str] = []
-    confirm_cost.confirm_cost(plan_of(OLD), limited=True, say=said.append)
+    confirm_cost(plan_of(OLD), limited=True, say=said.append)
     [text] = said
     assert "2026-10-01" in text
     assert "launch prices --update" in text

@@ -84,7 +84,7 @@ def test_ctrl_c_after_the_jobs_end(job: Job, monkeypatch: pytest.MonkeyPatch) ->
     def results(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("launcher.cli.flows.run_end.results_of", results)
+    monkeypatch.setattr("launcher.cli.flows.launch.results_of", results)
     ran = job.launch("vertex", "job.yaml", code=130)
     assert "interrupted; its job has ended" in ran.err
 

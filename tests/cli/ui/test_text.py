@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from launch_train.common.text import elapsed
-from launcher.cli.ui.text import columns, flag_seconds, local_moment
+from launcher.cli.options import flag_seconds
+from launcher.cli.ui.text import columns, local_moment
 from launcher.errors import UsageError
 
 

@@ -9,9 +9,12 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli.flows.ssh_access import Port, Tunnel, User
+from launcher.cli.flows.find_vm import one_machine, open_compute
+from launcher.cli.flows.ssh_access import Port, Tunnel, User, remote
 from launcher.cli.help_page import COMMON, option
 from launcher.cli.options import InZone, VmName
+from launcher.cli.ui.streams import say
+from launcher.ssh import config_file, keys
 
 
 def vm_code(
@@ -27,10 +30,6 @@ def vm_code(
 
     For VS Code Remote, scp and rsync. Writes a separate file, which one line in ~/.ssh/config includes.
     """
-    from launcher.cli.flows.find_vm import one_machine, open_compute
-    from launcher.cli.flows.ssh_access import remote
-    from launcher.ssh import config_file, keys
-
     compute = open_compute()
     machine = one_machine(compute, name, zone)
     there = remote(compute, machine, user=user, port=port, tunnel=iap)
@@ -47,8 +46,6 @@ def vm_code(
 
 def is_used(config: Path, file: Path, *, yes: bool) -> bool:
     """Return whether ~/.ssh/config includes launch's file; add the line if the user agrees."""
-    from launcher.ssh import config_file
-
     if config_file.is_included(config, file, os.environ):
         return True
     line = config_file.include_line(file)
@@ -65,9 +62,6 @@ def is_used(config: Path, file: Path, *, yes: bool) -> bool:
 
 def show_lines(name: str, config: Path) -> None:
     """Print commands that use the name."""
-    from launcher.cli.ui.streams import say
-    from launcher.ssh import config_file
-
     if config_file.own_block(config, name):
         say(f"{config} also has its own Host {name}; launch's entry takes precedence")
     print(f"    ssh {name}")

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from launcher.cli.flows.confirm import confirmed, other_owner
+from launcher.cli.flows.find_vm import NoSuchVm, check_workstation, explained_vm_errors, one_machine, open_compute
 from launcher.cli.help_page import COMMON, option
 from launcher.cli.options import InZone, VmName
+from launcher.cli.ui.streams import say
+from launcher.cli.ui.vm_text import vm_state
 from launcher.errors import LaunchError
-
-if TYPE_CHECKING:
-    from launcher.jobs.vm import VmInstance
-    from launcher.services.compute.client import Compute
+from launcher.jobs.vm import VmInstance
+from launcher.services.base import GoneError
+from launcher.services.compute.client import Compute
+from launcher.services.compute.job_state import training_end
+from launcher.services.compute.vm_cost import attached_disks
+from launcher.services.compute.workstation import begin_change, wait_for_operation
+from launcher.ssh import keys
+from launcher.ssh.command import alias
 
 
 def vm_delete(
@@ -23,9 +31,6 @@ def vm_delete(
     """Delete a VM with its disk, and wait until it is deleted.
 
     Asks for confirmation."""
-    from launcher.cli.flows.confirm import confirmed
-    from launcher.cli.flows.find_vm import NoSuchVm, one_machine, open_compute
-
     compute = open_compute()
     try:
         machine = one_machine(compute, name, zone)
@@ -41,9 +46,6 @@ def vm_delete(
 
 def check_ended(machine: VmInstance) -> None:
     """Check that the VM does not run a job. Raises UsageError: it does; LaunchError: its run folder is unreadable."""
-    from launcher.cli.flows.find_vm import check_workstation
-    from launcher.services.compute.job_state import training_end
-
     try:
         ended = not machine.trains or training_end(machine) is not None
     except LaunchError as error:
@@ -58,10 +60,6 @@ def check_ended(machine: VmInstance) -> None:
 
 def question(machine: VmInstance) -> str:
     """Return the question, which names the disks that will be deleted and kept."""
-    from launcher.cli.flows.confirm import other_owner
-    from launcher.cli.ui.vm_text import vm_state
-    from launcher.services.compute.vm_cost import attached_disks
-
     state = vm_state(machine)
     lost = [disk for disk in attached_disks(machine) if disk.get("autoDelete")]
     kept = [disk for disk in attached_disks(machine) if not disk.get("autoDelete")]
@@ -81,13 +79,6 @@ def disk_text(disk: dict[str, object]) -> str:
 
 def delete_vm(compute: Compute, machine: VmInstance) -> str:
     """Delete the VM; return `deleted` or `already deleted`. Raises LaunchError."""
-    from launcher.cli.flows.find_vm import explained_vm_errors
-    from launcher.cli.ui.streams import say
-    from launcher.services.base import GoneError
-    from launcher.services.compute.workstation import begin_change, wait_for_operation
-    from launcher.ssh import keys
-    from launcher.ssh.command import alias
-
     with explained_vm_errors(machine):
         say(f"deleting {machine.name}")
         try:

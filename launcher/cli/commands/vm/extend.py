@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from typing import TYPE_CHECKING, Annotated
+from datetime import datetime, timedelta
+from typing import Annotated
 
+from launcher.cli.flows.confirm import confirm_for_another
+from launcher.cli.flows.find_vm import check_workstation, explained_vm_errors, one_machine, open_compute
 from launcher.cli.help_page import COST, option
-from launcher.cli.options import InZone, Output, OutputFormat, VmName, YesForAnother
+from launcher.cli.options import InZone, Output, OutputFormat, VmName, YesForAnother, flag_seconds
+from launcher.cli.ui.data import machine_data
+from launcher.cli.ui.documents import printed
+from launcher.cli.ui.streams import say
+from launcher.cli.ui.text import local_moment
+from launcher.cli.ui.vm_text import price_and_end
 from launcher.errors import UsageError
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from launcher.jobs.vm import VmInstance
-    from launcher.services.compute.client import Compute
+from launcher.jobs.vm import DOWN, LEASE, VmInstance
+from launcher.services.compute.vm_cost import price_of
+from launcher.services.compute.workstation import begin_change, wait_for_operation
 
 
 def vm_extend(
@@ -38,13 +43,14 @@ def vm_extend(
     The lease cannot end after the time at which Compute Engine ends the VM (--hours at its creation). That time counts
     from the VM's last start and cannot change while it runs.
     """
-    from launcher.cli.flows.confirm import confirm_for_another
-    from launcher.cli.flows.find_vm import check_workstation, one_machine, open_compute
-
     if (lease is None) == (until is None):
         raise UsageError("exactly one of --lease and --until is required", f"launch vm extend {name} --lease 4h")
     compute = open_compute()
-    machine = check_running(check_workstation(one_machine(compute, name, zone), "it has no lease"))
+    machine = check_workstation(one_machine(compute, name, zone), "it has no lease")
+    if machine.status in DOWN or machine.started is None:
+        raise UsageError(
+            f"{machine.name} is not running; its lease begins when it starts", f"launch vm start {machine.name}"
+        )
     now = compute.google_now()
     wanted = requested_end(lease, until, now)
     ends = wanted if machine.ceiling is None else min(wanted, machine.ceiling)
@@ -52,25 +58,14 @@ def vm_extend(
         again = ["launch", "vm", "extend", machine.name, *(["--lease", lease] if lease else ["--until", until or ""])]
         command = shlex.join([*again, "--zone", machine.zone])
         confirm_for_another(machine.name, machine.labels, "Extend", "extended", command)
-    show_lease(move_lease(compute, machine, math.ceil(ends)), ends < wanted, now, output_format)
-
-
-def check_running(machine: VmInstance) -> VmInstance:
-    """Return the VM if it is running. Raises UsageError: it is not, so it has no lease yet."""
-    from launcher.jobs.vm import DOWN
-
-    if machine.status in DOWN or machine.started is None:
-        raise UsageError(
-            f"{machine.name} is not running; its lease begins when it starts", f"launch vm start {machine.name}"
-        )
-    return machine
+    with explained_vm_errors(machine):
+        change = begin_change(lambda: compute.set_metadata(machine, LEASE, str(math.ceil(ends))))
+        wait_for_operation(compute, change, say)
+    show_lease(compute.instance(machine.zone, machine.id), ends < wanted, now, output_format)
 
 
 def requested_end(lease: str | None, until: str | None, now: float) -> float:
     """Return the requested end in Unix seconds; `now` is Google's time. Raises UsageError."""
-    from launcher.cli.ui.streams import say
-    from launcher.cli.ui.text import flag_seconds
-
     if lease is not None:
         return now + flag_seconds(lease, "--lease")
     ends, note = moment(until or "", now)
@@ -87,8 +82,6 @@ def moment(text: str, now: float) -> tuple[float, str]:
     Times without an offset are local. A time that the clocks skip gets the offset from before the change (02:30 becomes
     03:30); a time that occurs twice is the first one in the future. Raises UsageError.
     """
-    from datetime import datetime, timedelta
-
     try:
         if len(text) > len("22:40"):
             parsed = datetime.fromisoformat(text)
@@ -116,31 +109,11 @@ def first_moment(wanted: datetime, now: float) -> tuple[float, str]:
 
 def local_time(at: float) -> datetime:
     """Return local time without an offset: `timestamp()` finds the offset of each date."""
-    from datetime import datetime
-
     return datetime.fromtimestamp(at)  # noqa: DTZ006 - see the docstring
-
-
-def move_lease(compute: Compute, machine: VmInstance, ends: int) -> VmInstance:
-    """Set the new end; return the VM. Raises LaunchError."""
-    from launcher.cli.flows.find_vm import explained_vm_errors
-    from launcher.cli.ui.streams import say
-    from launcher.jobs.vm import LEASE
-    from launcher.services.compute.workstation import begin_change, wait_for_operation
-
-    with explained_vm_errors(machine):
-        wait_for_operation(compute, begin_change(lambda: compute.set_metadata(machine, LEASE, str(ends))), say)
-    return compute.instance(machine.zone, machine.id)
 
 
 def show_lease(machine: VmInstance, short: bool, now: float, output: Output) -> None:
     """Print the VM with its new end. `short`: the limit cut the requested lease."""
-    from launcher.cli.ui.data import machine_data
-    from launcher.cli.ui.documents import printed
-    from launcher.cli.ui.text import local_moment
-    from launcher.cli.ui.vm_text import price_and_end
-    from launcher.services.compute.vm_cost import price_of
-
     if output is not Output.text:
         printed(machine_data(machine, (), now), output)
         return

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from launch_train.common.text import elapsed
+from launcher import catalog
+from launcher.catalog import Price
+from launcher.cli.flows.find_vm import one_machine, open_compute
 from launcher.cli.options import InZone, Output, OutputFormat, VmName
-
-if TYPE_CHECKING:
-    from launcher.catalog import Price
-    from launcher.jobs.orphans import Disk
-    from launcher.jobs.vm import VmInstance
-    from launcher.services.compute.client import Compute, Operation
+from launcher.cli.ui.data import machine_data
+from launcher.cli.ui.documents import printed
+from launcher.cli.ui.streams import say
+from launcher.cli.ui.text import LABEL, WIDTH, labelled, local_moment, utc_stamp, wrapped
+from launcher.cli.ui.vm_text import price_and_end, vm_state
+from launcher.errors import LaunchError
+from launcher.gcp.parallel import together
+from launcher.jobs.orphans import Disk
+from launcher.jobs.vm import DOWN, VmInstance
+from launcher.services.compute.client import Compute, DiskList, Operation
+from launcher.services.compute.vm_cost import catalog_machine, disks_of, disks_usd_per_month, price_of, usd_so_far
+from launcher.text import rough_duration, usd_text
 
 SHOWN = 3
 """Most operations to show: the newest that failed or that Google started."""
@@ -39,10 +50,6 @@ def vm_status(
 
     Also shows how to connect to it and what failed on it.
     """
-    from launcher.cli.flows.find_vm import one_machine, open_compute
-    from launcher.cli.ui.data import machine_data
-    from launcher.cli.ui.documents import printed
-
     compute = open_compute()
     snapshot = read_snapshot(compute, one_machine(compute, name, zone))
     data = machine_data(snapshot.machine, snapshot.disks, snapshot.now)
@@ -55,13 +62,6 @@ def vm_status(
 
 def read_snapshot(compute: Compute, machine: VmInstance) -> VmSnapshot:
     """Read the disks, guest attributes and operations of a VM; print and omit what cannot be read."""
-    import time
-
-    from launcher.cli.ui.streams import say
-    from launcher.errors import LaunchError
-    from launcher.gcp.parallel import together
-    from launcher.services.compute.client import DiskList
-    from launcher.services.compute.vm_cost import disks_of, price_of
 
     answers = together(
         {
@@ -96,8 +96,6 @@ def read_snapshot(compute: Compute, machine: VmInstance) -> VmSnapshot:
 
 def vm_lines(snapshot: VmSnapshot) -> Iterator[str]:
     """Yield the page, in at most 80 columns."""
-    from launcher.cli.ui.plan_page import LABEL, WIDTH, labelled, wrapped
-
     yield from wrapped(f"{snapshot.machine.name}  {headline(snapshot)}", WIDTH)
     yield ""
     for label, text in (*money(snapshot), *place_facts(snapshot)):
@@ -105,14 +103,13 @@ def vm_lines(snapshot: VmSnapshot) -> Iterator[str]:
     for label, text in name_facts(snapshot):
         yield f"{label:{LABEL}}{text}"  # not wrapped, to be copied
     for number, operation in enumerate(snapshot.operations):
-        yield from labelled("" if number else "events", operation_text(operation))
+        how = f" failed: {error}" if (error := operation_error(operation)) else ""
+        kind = operation.kind.removeprefix("compute.instances.")
+        yield from labelled("" if number else "events", f"{utc_stamp(operation.inserted)} {kind}{how}")
 
 
 def headline(snapshot: VmSnapshot) -> str:
     """Return `running for 3 h 12 min`, `stopped` or the state."""
-    from launch_train.common.text import elapsed
-    from launcher.jobs.vm import DOWN
-
     machine = snapshot.machine
     if machine.status == "RUNNING" and machine.started is not None:
         return f"running for {elapsed(max(0.0, snapshot.now - machine.started))}"
@@ -121,12 +118,6 @@ def headline(snapshot: VmSnapshot) -> str:
 
 def money(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
     """Yield its price and cost, its disks and its end."""
-    from launcher.cli.ui.text import local_moment
-    from launcher.cli.ui.vm_text import price_and_end
-    from launcher.jobs.vm import DOWN
-    from launcher.services.compute.vm_cost import disks_usd_per_month, usd_so_far
-    from launcher.text import rough_duration, usd_text
-
     machine, now = snapshot.machine, snapshot.now
     yield "price", price_and_end(machine, snapshot.price, now)
     so_far = usd_so_far(machine, snapshot.price, now)
@@ -153,10 +144,6 @@ def money(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
 
 def place_facts(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
     """Yield its state, machine type, zone and addresses."""
-    from launcher import catalog
-    from launcher.cli.ui.vm_text import vm_state
-    from launcher.services.compute.vm_cost import catalog_machine
-
     machine = snapshot.machine
     shape = catalog_machine(machine)
     gpus = f" ({shape.gpus} × {catalog.load().gpus[shape.gpu].title})" if shape else ""
@@ -183,15 +170,6 @@ def name_facts(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
         yield "reach", f"launch ssh {machine.name}"
     else:
         yield "start", f"launch vm start {machine.name}"
-
-
-def operation_text(operation: Operation) -> str:
-    """Return `2026-11-20 10:00:00 UTC start failed: ZONE_RESOURCE_POOL_EXHAUSTED: …`."""
-    from launcher.cli.ui.text import utc_stamp
-
-    text = operation_error(operation)
-    how = f" failed: {text}" if text else ""
-    return f"{utc_stamp(operation.inserted)} {operation.kind.removeprefix('compute.instances.')}{how}"
 
 
 def operation_error(operation: Operation) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -142,6 +141,8 @@ class LocalFolder:
     @contextmanager
     def _lock(self, name: str) -> Iterator[None]:
         """Allow one swap at a time among all processes; the system releases the lock of a killed one."""
+        import fcntl  # Windows, which lacks it, shows the help of each command
+
         path = self.folder / LOCK
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
