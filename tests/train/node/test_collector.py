@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ from launch_train.common.contract import Exit
 from launch_train.common.heartbeat import Heartbeat, create_heartbeat, newest_beat
 from launch_train.common.storage import LocalFolder
 from launch_train.node import collector
-from launch_train.node.collector import LINE, LineMetrics, StepRows, is_read_from
+from launch_train.node.collector import LINE, RowReader, StepRows, is_read_from
 from launch_train.telemetry.event_files import EventFiles
 from launch_train.telemetry.metric_sink import Sink
 from launch_train.telemetry.rows import Row
@@ -331,12 +330,14 @@ PLAIN = r"step (?P<step>\d+).*loss (?P<loss>[\d.]+|nan)"
 NANO = r"(?:step|iter) (?P<step>\d+): (?:train loss (?P<train>[\d.]+), val loss (?P<val>[\d.]+)|loss (?P<loss>[\d.]+))"
 
 
-def rows_of_lines(regex: str, *chunks: str) -> list[dict[str, Any]]:
+def rows_of_lines(regex: str, *chunks: str) -> list[Row]:
     """The rows of output that comes in chunks, without their times."""
-    reader = LineMetrics(regex)
-    found = [row for chunk in chunks for line in reader.lines(chunk.encode()) for row in reader.rows(line)]
-    assert all(row.pop("time") > 0 for row in found)
-    return found
+    sink = Written()
+    reader = RowReader(regex, StepRows(lambda: sink))
+    for chunk in chunks:
+        reader.read(chunk.encode())
+    assert all(row.pop("time") > 0 for row in sink.rows)
+    return sink.rows
 
 
 @pytest.mark.parametrize(
@@ -360,7 +361,7 @@ def rows_of_lines(regex: str, *chunks: str) -> list[dict[str, Any]]:
         ),
     ],
 )
-def test_lines_become_rows_once_per_step(regex: str, text: str, expected: list[dict[str, Any]]) -> None:
+def test_lines_become_rows_once_per_step(regex: str, text: str, expected: list[Row]) -> None:
     assert rows_of_lines(regex, text) == expected
     assert rows_of_lines(regex, *text) == expected, "byte by byte"
 
@@ -371,8 +372,10 @@ def test_a_value_that_is_not_finite_is_kept() -> None:
 
 
 def test_a_line_without_an_end_takes_no_memory() -> None:
-    reader = LineMetrics(PLAIN)
+    sink = Written()
+    reader = RowReader(PLAIN, StepRows(lambda: sink))
     for _ in range(1000):
-        assert reader.lines(b"x" * 1000) == []
-    assert len(reader._rest) <= LINE + 1
-    assert reader.lines(b"\nstep 1: loss 2\n") == ["step 1: loss 2"]
+        reader.read(b"x" * 1000)
+    assert len(reader._incomplete) <= LINE + 1
+    reader.read(b"\nstep 1: loss 2\n")
+    assert [row["loss"] for row in sink.rows] == [2.0]

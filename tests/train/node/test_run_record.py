@@ -10,7 +10,7 @@ import pytest
 from launch_train import runfolder
 from launch_train.common import contract
 from launch_train.common.errors import SupersededError
-from launch_train.common.storage import LocalFolder
+from launch_train.common.storage import LocalFolder, MemoryFolder
 from launch_train.node.run_record import DuplicateError, RunRecord, ended_jobs
 
 
@@ -67,7 +67,7 @@ def test_without_a_job_id_or_a_run_folder_nothing_is_claimed(folder: LocalFolder
     lock(folder, 3)
     assert RunRecord(folder).take(None) == RunRecord(folder).take("") == 3
     assert folder.list() == [runfolder.attempt_lock(3)]
-    assert RunRecord(None).take("job") == 1
+    assert RunRecord(MemoryFolder()).take("job") == 1
 
 
 def test_a_claim_that_says_nothing_is_another_jobs(folder: LocalFolder) -> None:

@@ -26,7 +26,7 @@ from launch_train import runfolder
 from launch_train.common import contract, faults
 from launch_train.common.errors import OutputError, TrainError, UnfitError, UsageError
 from launch_train.common.secrets import UnavailableError, read_secrets
-from launch_train.common.storage import LocalFolder, UnreachableError, open_storage
+from launch_train.common.storage import LocalFolder, MemoryFolder, UnreachableError, open_storage
 from launch_train.node import gpu_benchmark, health_check, notify
 from launch_train.node.cluster import Cluster, parse_cluster
 from launch_train.node.command import Task, missing_target, parse_args
@@ -105,7 +105,7 @@ class Node:
         self._timing = timing
         self._stop = stop
         self._text = text
-        self._record = RunRecord(None)
+        self._record = RunRecord(MemoryFolder())
         self._attempt = 1
         self._leftovers: Leftovers | None = None
         self._plan: LaunchPlan | None = None
@@ -135,7 +135,7 @@ class Node:
 
     def _open_notifier(self) -> Notifier | None:
         """Return what calls the spec's webhook; None without one, or without a run folder."""
-        if not self._notify or not self._record.storage:
+        if not self._notify or isinstance(self._record.storage, MemoryFolder):
             return None
         where = {"node": self._cluster.node, "attempt": self._attempt}
         secrets = {f"SECRET_{name}": value for name, value in (self._plan.secrets if self._plan else {}).items()}

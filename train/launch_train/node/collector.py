@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -200,50 +200,18 @@ def is_read_from(path: Path, logs: Path | None) -> bool:
     return not (writer and writer[1] == socket.gethostname() and rank_of(writer[2]))
 
 
-class LineMetrics:
-    """Turns output into rows. `regex` has the group `step`; its other named groups are values."""
-
-    def __init__(self, regex: str) -> None:
-        self._pattern = re.compile(regex)
-        self._rest = ""
-        self._row: Row = {}
-
-    def lines(self, data: bytes) -> list[str]:
-        """Return the complete lines that `data` ends; an incomplete one waits for the rest."""
-        *lines, self._rest = _ENDS.split(self._rest + data.decode(errors="replace"))
-        self._rest = self._rest[: LINE + 1]
-        return [line for line in lines if len(line) <= LINE]
-
-    def rows(self, line: str) -> Iterator[Row]:
-        """Yield the row of a line, if it is the first of its step or has values that the step's earlier lines lack.
-
-        Lines of an earlier step are ignored: several ranks may print the same lines. A row has all values of its step
-        so far, as readers take the last row of a step.
-        """
-        match = self._pattern.search(line)
-        if not match:
-            return
-        values: dict[str, float] = {}
-        for name, text in match.groupdict().items():
-            with suppress(ValueError, TypeError):  # no number, or a group that took no part
-                values[name] = float(text)
-        step = values.pop("step", None)
-        if step is None or not math.isfinite(step) or not values:
-            return
-        last = self._row.get("step", -math.inf)
-        past = self._row if step == last else {}
-        if step < last or values.keys() <= past.keys():
-            return
-        self._row = {"step": int(step), "time": time.time(), **values, **past}
-        yield dict(self._row)
-
-
 class RowReader:
-    """Writes the rows of lines, within a time limit for each line."""
+    """Writes the rows of lines of output, within a time limit for each line. `regex` has the group `step`; its other
+    named groups are values.
+
+    Only the first value of a name counts, and lines of an earlier step are ignored: several ranks may print the same.
+    """
 
     def __init__(self, regex: str, rows: StepRows) -> None:
-        self._rows = rows
-        self._lines = LineMetrics(regex)
+        self._pattern, self._rows = re.compile(regex), rows
+        self._incomplete = ""
+        self._step, self._known = -math.inf, set[str]()
+        """The newest step, and the names of its values so far."""
         self._stopped = False
 
         def interrupt(_signum: int, _frame: FrameType | None) -> None:
@@ -252,25 +220,41 @@ class RowReader:
         signal.signal(signal.SIGALRM, interrupt)
 
     def read(self, data: bytes) -> None:
-        """Read lines and write their rows. Raises OutputError."""
-        for line in self._lines.lines(data):
-            if self._stopped:
-                return
+        """Read output and write the rows of its complete lines. Raises OutputError."""
+        *lines, incomplete = _ENDS.split(self._incomplete + data.decode(errors="replace"))
+        self._incomplete = incomplete[: LINE + 1]
+        for line in lines:
+            if self._stopped or len(line) > LINE:
+                continue
             signal.setitimer(signal.ITIMER_REAL, MATCH_SECONDS)  # sre checks for signals while it searches
             try:
-                rows = list(self._lines.rows(line))
+                match = self._pattern.search(line)
             except _TooSlowError:
                 self._stopped = True
                 say(
                     f"warning: run.metrics.regex took more than {MATCH_SECONDS:g} s on a line of {len(line)} "
                     "characters: no more rows are read from the output"
                 )
-                return
+                continue
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-            for row in rows:
-                self._rows.add(row.pop("step"), row.pop("time"), row)
-                self._rows.write()
+            if match:
+                self._write(match.groupdict())
+
+    def _write(self, groups: Mapping[str, str | None]) -> None:
+        """Write the row of a line, if it is the first of its step or has values that the step's earlier lines lack."""
+        values: dict[str, float] = {}
+        for name, text in groups.items():
+            with suppress(ValueError, TypeError):  # no number, or a group that took no part
+                values[name] = float(text)  # type: ignore[arg-type]  # float(None) raises TypeError
+        step = values.pop("step", math.nan)
+        if not math.isfinite(step) or step < self._step:
+            return
+        known = self._known if step == self._step else set[str]()
+        if new := {name: value for name, value in values.items() if name not in known}:
+            self._step, self._known = step, known | new.keys()
+            self._rows.add(int(step), time.time(), new)
+            self._rows.write()
 
 
 if __name__ == "__main__":

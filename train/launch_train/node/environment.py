@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -21,22 +21,6 @@ from launch_train.node.hang_detection import RECORDER
 
 SITECUSTOMIZE: Final = str(Path(__file__).with_name("sitecustomize"))
 """A folder that contains only sitecustomize.py, which keeps the lines of processes whole."""
-
-
-@dataclass(frozen=True)
-class Paths:
-    """Files and folders that the node shares with the processes of one generation (see contract).
-
-    `code` is the user's; its modules come after the standard library (sitecustomize/sitecustomize.py). `spool` is None
-    without a run folder.
-    """
-
-    code: Path
-    exit_file: Path
-    notice: Path
-    spool: Path | None
-    watch: Path
-    faults: Path
 
 
 def project_folder(environ: Mapping[str, str]) -> Path:
@@ -62,27 +46,29 @@ def program_path(environ: Mapping[str, str]) -> str:
 
 
 def child_env(
-    environ: Mapping[str, str], order: GenerationSpec, node: int, *, gpus: int, paths: Paths
+    environ: Mapping[str, str], order: GenerationSpec, node: int, *, gpus: int, code: Path, folder: Path
 ) -> dict[str, str]:
-    """Return the environment of the processes of one generation; `gpus` are visible on this node."""
-    path, programs = code_path(environ, paths.code), program_path(environ)
+    """Return the environment of the processes of one generation; `gpus` are visible on this node, `code` is the user's.
+
+    `folder` has the files and folders that the node shares with them (see contract).
+    """
+    path, programs, watch = code_path(environ, code), program_path(environ), folder / "watch"
     return {
-        **recorder_env(environ, paths.watch),
+        **recorder_env(environ, watch),
         **environ,
         **({"PATH": programs} if programs else {}),
-        **({contract.CODE_PATH: os.pathsep.join(path)} if path != (str(paths.code),) else {}),
+        **({contract.CODE_PATH: os.pathsep.join(path)} if path != (str(code),) else {}),
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, (SITECUSTOMIZE, environ.get("PYTHONPATH")))),
         contract.ATTEMPT: str(order.attempt),
         contract.GENERATION: str(order.generation),
         contract.NODE: str(node),
         contract.VISIBLE_GPUS: str(gpus),
-        contract.CODE: str(paths.code),
-        contract.EXIT_FILE: str(paths.exit_file),
-        contract.NOTICE: str(paths.notice),
-        contract.WATCH: str(paths.watch),
-        contract.FAULTS: str(paths.faults),
-        **({contract.SPOOL: str(paths.spool)} if paths.spool else {}),
+        contract.CODE: str(code),
+        contract.EXIT_FILE: str(folder / "exit"),
+        contract.NOTICE: str(folder / "notice"),
+        contract.WATCH: str(watch),
+        contract.FAULTS: str(folder / "faults"),
     }
 
 

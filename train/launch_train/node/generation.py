@@ -25,7 +25,7 @@ from launch_train.common.storage import create_variant, open_storage
 from launch_train.node.cluster import Cluster
 from launch_train.node.command import Task, command_line
 from launch_train.node.control_store import GenerationSpec, Member, Timing
-from launch_train.node.environment import Paths, child_env, framework_env
+from launch_train.node.environment import child_env, framework_env
 from launch_train.node.exit_status import Outcome
 from launch_train.node.hang_detection import NEAR_S, HangDetector
 from launch_train.node.own_checkpoints import Resume
@@ -142,19 +142,22 @@ def run_generation(
     node, began, started = plan.cluster.node, time.monotonic(), time.time()
     with ExitStack() as stack:
         try:
-            folder = stack.enter_context(temporary_folder("node"))
-            exit_file, notice, watch, failed = (Path(folder) / name for name in ("exit", "notice", "watch", "faults"))
-            paths = Paths(plan.code, exit_file, notice, plan.spool, watch, failed)
+            folder = Path(stack.enter_context(temporary_folder("node")))
+            env = child_env(plan.env, order, node, gpus=plan.gpus, code=plan.code, folder=folder)
+            env |= {contract.SPOOL: str(plan.spool)} if plan.spool else {}
+            failed = Path(env[contract.FAULTS])
             failed.mkdir()
             for name in plan.printed:
                 (failed / name).touch()
-            hangs = HangDetector(paths.watch, plan.hang_after, plan.heard)
-            child, prepare_next = _start(plan, order, paths, timing)
+            hangs = HangDetector(Path(env[contract.WATCH]), plan.hang_after, plan.heard)
+            child, prepare_next = _start(plan, order, env, timing)
         except OSError as error:  # a full disk, too many processes: perhaps temporary
             note = f"the command could not be started: {error.strerror or error}"
             return Outcome(node, code=1, signum=stop.signum, note=note)
-        with _collected(plan, order, paths, stop, started), _monitored(plan, order, paths):
-            code, note, stacks = _watch(child, order, member, timing, stop, paths.notice, hangs, prepare_next)
+        with _collected(plan, env, stop, started), _monitored(plan, env):
+            code, note, stacks = _watch(
+                child, order, member, timing, stop, Path(env[contract.NOTICE]), hangs, prepare_next
+            )
             stop.exited = time.monotonic()
         dumps = hangs.collectives()
         if stacks or dumps:
@@ -162,7 +165,7 @@ def run_generation(
         plan.printed.update(file.name for file in failed.glob(f"{faults.PRINTED}*"))
         marks: tuple[int, ...] = ()
         with suppress(OSError, UnicodeDecodeError):
-            marks = tuple(int(line) for line in paths.exit_file.read_text().split() if line.isdecimal())
+            marks = tuple(int(line) for line in Path(env[contract.EXIT_FILE]).read_text().split() if line.isdecimal())
         has_stepped = (failed / faults.STEPPED).exists()
         if code == 0 and not stop.signum and not note and not has_stepped and plan.env.get(contract.RUN_FOLDER):
             _warn_of_missing_metrics(plan, order, stop.exited - began, timing)
@@ -225,28 +228,29 @@ def _faults(task: Task, pid: int, folder: Path) -> tuple[faults.Fault, ...]:
     return (last._replace(permanent=False),) if time.time() - when < LATELY_SECONDS else ()
 
 
-def _start(plan: LaunchPlan, order: GenerationSpec, paths: Paths, timing: Timing) -> tuple[Child, Callable[[], None]]:
+def _start(
+    plan: LaunchPlan, order: GenerationSpec, env: Mapping[str, str], timing: Timing
+) -> tuple[Child, Callable[[], None]]:
     """Start the command. Returns it, and what prepares the start of the next generation."""
-    paths.notice.with_suffix(".new").touch()  # `give_notice` only renames it, which works on a full disk too
+    Path(env[contract.NOTICE]).with_suffix(".new").touch()  # `give_notice` only renames it, also on a full disk
     inner = timing.grace - timing.report
     argv = command_line(plan.task, plan.cluster, order, processes=plan.processes, run=plan.run, grace=inner)
-    env = {**plan.env, **framework_env(plan.task, plan.cluster, order, plan.env), **plan.secrets}
-    env = child_env(env, order, plan.cluster.node, gpus=plan.gpus, paths=paths)
+    env = {**env, **framework_env(plan.task, plan.cluster, order, plan.env), **plan.secrets}
     torchrun = plan.torchrun
     if torchrun is None:
-        registered = partial(registered_processes, paths.watch)
+        registered = partial(registered_processes, Path(env[contract.WATCH]))
         return Child(argv, env, registered=registered, as_group=plan.task.kind == "command"), lambda: None
 
     def prepare_next() -> None:
         # Before the first step the processes need the processors, and a failure may recur.
-        if plan.restarts != 0 and (paths.faults / faults.STEPPED).exists():
+        if plan.restarts != 0 and Path(env[contract.FAULTS], faults.STEPPED).exists():
             torchrun.prepare(argv, env)
 
     return torchrun.start(argv, env), prepare_next  # torchrun passes signals on to its ranks
 
 
 @contextmanager
-def _monitored(plan: LaunchPlan, order: GenerationSpec, paths: Paths) -> Iterator[None]:
+def _monitored(plan: LaunchPlan, env: Mapping[str, str]) -> Iterator[None]:
     """Monitor this machine (launch_train.monitoring) during a script or command; the trainer monitors by itself.
 
     Closing takes little time: the end of the processes may be that of the machine, and the data of the last minute is
@@ -257,7 +261,6 @@ def _monitored(plan: LaunchPlan, order: GenerationSpec, paths: Paths) -> Iterato
         return
     from launch_train.monitoring.monitor import open_monitor
 
-    env = child_env(plan.env, order, plan.cluster.node, gpus=plan.gpus, paths=paths)
     # Sink(): on node 0 the parts of events have the names of the script's parts.
     monitor = open_monitor(MONITOR_SECONDS, env, Sink(), rank=plan.cluster.node)
     try:
@@ -269,9 +272,7 @@ def _monitored(plan: LaunchPlan, order: GenerationSpec, paths: Paths) -> Iterato
 
 
 @contextmanager
-def _collected(
-    plan: LaunchPlan, order: GenerationSpec, paths: Paths, stop: StopRequest, started: float
-) -> Iterator[None]:
+def _collected(plan: LaunchPlan, env: Mapping[str, str], stop: StopRequest, started: float) -> Iterator[None]:
     """Collect the metrics that a script prints or writes to event files, if the spec asks for it, or on node 0 if it
     may write them to a local run folder (node/collector.py). `started`: the processes' start, in Unix seconds.
 
@@ -283,7 +284,6 @@ def _collected(
     if not url or not (settings or is_script_in_folder):
         yield
         return
-    env = child_env(plan.env, order, plan.cluster.node, gpus=plan.gpus, paths=paths)
     ours = {"PYTHONSAFEPATH": "1", "PYTHONPATH": plan.env.get("PYTHONPATH", "")}  # the user's modules are not for it
     helper = Helper([sys.executable, "-m", "launch_train.node.collector", str(started)], {**env, **ours})
     if "regex" in settings:

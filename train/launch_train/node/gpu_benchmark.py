@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from launch_train.common import contract
 from launch_train.common.errors import UnfitError, UsageError
@@ -30,13 +30,6 @@ PARTS: Final = "matmul,memory,host,allreduce"
 """Benchmarks of the machine rather than of the program."""
 
 
-class Result(NamedTuple):
-    """`problem`: why the machine is unfit, in one line; empty if it isn't. `report`: the benchmark's JSON."""
-
-    problem: str = ""
-    report: bytes = b""
-
-
 def check_gpu_speed(
     env: Mapping[str, str],
     node: int,
@@ -46,7 +39,10 @@ def check_gpu_speed(
     stopped: Callable[[], bool],
     keep: Callable[[bytes], None],
 ) -> None:
-    """Benchmark this node if the request asks for it, and pass the report to `keep`. Raises UnfitError, UsageError."""
+    """Benchmark this node if the request asks for it, and pass the report (JSON) to `keep`.
+
+    The benchmark is ended after LIMIT seconds, or once `stopped` returns true. Raises UnfitError, UsageError.
+    """
     mode = env.get(contract.PREFLIGHT) or "off"
     if mode not in ("off", "bench"):
         raise UsageError(f"{contract.PREFLIGHT}={mode!r} must be off or bench")
@@ -56,32 +52,10 @@ def check_gpu_speed(
         say(f"preflight: skipped, {reason}")
         return
     say(f"preflight: benchmarking {processes} GPUs" if processes > 1 else "preflight: benchmarking the GPU")
-    result = run_gpu_bench(env, node, processes=processes, gpus=gpus, stopped=stopped)
-    if result.report:
-        keep(result.report)
-    if result.problem:
-        raise UnfitError(f"preflight: {result.problem}")
-    if stopped():
-        return
-    say("preflight: passed, GPU speed is as expected")
-
-
-def run_gpu_bench(
-    env: Mapping[str, str],
-    node: int,
-    *,
-    processes: int,
-    gpus: int,
-    stopped: Callable[[], bool],
-    limit: float = LIMIT,
-    parts: str = PARTS,
-) -> Result:
-    """Run the benchmark and read its report. It is ended after `limit` seconds, or once `stopped` returns true."""
     with temporary_folder("bench") as folder:
         file = Path(folder) / "bench.json"
-        task = Task(
-            "torchrun", "module", "launch_train.bench", ("--quick", "--strict", f"--only={parts}", f"--json={file}")
-        )
+        options = ("--quick", "--strict", f"--only={PARTS}", f"--json={file}")
+        task = Task("torchrun", "module", "launch_train.bench", options)
         single, order = Cluster(("localhost:0",), 0), GenerationSpec(0, 1, 0, ())
         argv = command_line(task, single, order, processes=processes, run="preflight", grace=GRACE)
         # Nothing may make it write into the run folder or pass for one of the run's processes, and the user's folder is
@@ -90,7 +64,7 @@ def run_gpu_bench(
         variables = {name: value for name, value in env.items() if name not in excluded}
         variables |= {contract.NODE: str(node), contract.VISIBLE_GPUS: str(gpus)}
         variables |= {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
-        child, deadline = Child(argv, variables), time.monotonic() + limit
+        child, deadline = Child(argv, variables), time.monotonic() + LIMIT
         while (code := child.poll()) is None and not stopped() and time.monotonic() < deadline:
             time.sleep(TICK)
         if code is None:
@@ -98,9 +72,14 @@ def run_gpu_bench(
         else:
             child.kill()  # its subprocesses
         report = file.read_bytes() if file.is_file() else b""
+    if report:
+        keep(report)
+    if code == 0 and not stopped():
+        say("preflight: passed, GPU speed is as expected")
     if code == 0 or stopped():
-        return Result("", report)
+        return
     if code is None:
-        return Result(f"the benchmark did not finish within {limit:.0f} s", report)
+        raise UnfitError(f"preflight: the benchmark did not finish within {LIMIT:.0f} s")
     problems = [finding["text"] for finding in json.loads(report)["findings"] if finding["unfit"]] if report else []
-    return Result("; ".join(problems) or f"the benchmark failed with exit code {code}; see the output above", report)
+    reason = "; ".join(problems) or f"the benchmark failed with exit code {code}; see the output above"
+    raise UnfitError(f"preflight: {reason}")

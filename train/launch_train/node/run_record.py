@@ -33,13 +33,13 @@ class UnlockedDuplicateError(DuplicateError):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The run folder as the node sees it. Without storage it is empty, and writes are discarded."""
+    """The run folder as the node sees it. A run without one has a folder in memory."""
 
-    storage: Storage | None
+    storage: Storage
 
     def within(self, seconds: float) -> RunRecord:
         """Return the record with a time limit for each call."""
-        return RunRecord(self.storage.within(seconds) if self.storage else None)
+        return RunRecord(self.storage.within(seconds))
 
     def terminal(self) -> str | None:
         """Return why the run must not be started again, or None."""
@@ -55,11 +55,11 @@ class RunRecord:
 
         Raises DuplicateError if another job has it, and SupersededError if another one has claimed a later attempt.
         """
-        names = self.storage.list(f"{runfolder.ATTEMPTS}/") if self.storage else []
-        if self.storage and (text := runfolder.closed_text(self.storage, names)):
+        names = self.storage.list(f"{runfolder.ATTEMPTS}/")
+        if text := runfolder.closed_text(self.storage, names):
             raise SupersededError(text)
         newest = max(_numbers(runfolder.ATTEMPT_LOCK, names), default=1)
-        if not self.storage or not job:
+        if not job:
             return newest
         for attempt in sorted(_numbers(runfolder.CLAIM, names), reverse=True):
             if self._holder(attempt) == job:
@@ -99,25 +99,23 @@ class RunRecord:
 
         Only the step counts: processes that fail each time after saving the same step make no progress.
         """
-        names = self.storage.list(f"{runfolder.CHECKPOINTS}/") if self.storage else []
+        names = self.storage.list(f"{runfolder.CHECKPOINTS}/")
         return max(runfolder.checkpoint_steps(names), default=0)
 
     def has_steps(self, attempt: int, generation: int) -> bool:
         """Return whether this generation has a row of any step. It reads all parts, so call it for short
         generations."""
         prefix = runfolder.metrics_part(attempt, generation, 0, 0).rsplit("-", 2)[0]
-        parts = self.storage.list(f"{prefix}-") if self.storage else []
-        texts = ((self._read(part) or "").encode() for part in parts)
+        texts = ((self._read(part) or "").encode() for part in self.storage.list(f"{prefix}-"))
         return any("event" not in row for text in texts for row in runfolder.records(text))
 
     def write(self, name: str, content: bytes | str) -> None:
         """Write a file of the run folder (launch_train.runfolder)."""
-        if self.storage:
-            self.storage.write(name, content.encode() if isinstance(content, str) else content)
+        self.storage.write(name, content.encode() if isinstance(content, str) else content)
 
     def _read(self, name: str) -> str | None:
         try:
-            return self.storage.read(name).decode() if self.storage else None
+            return self.storage.read(name).decode()
         except FileNotFoundError:
             return None
         except OSError as error:
