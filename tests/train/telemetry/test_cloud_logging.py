@@ -25,7 +25,7 @@ from launcher.testing.googlecloud.logs import WRITE
 from tests.train.nodes import until
 
 RESOURCE = {"project_id": "my-project", "instance_id": "4242", "zone": "us-central1-a"}
-SOURCE = LogSource("my-project", RESOURCE, {"launch-run": "demo-1", "task_name": "workerpool1-0"})
+SOURCE = LogSource(RESOURCE, {"launch-run": "demo-1", "task_name": "workerpool1-0"})
 LONG = 30.0
 
 

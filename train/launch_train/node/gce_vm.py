@@ -103,7 +103,7 @@ def log_source(environ: Mapping[str, str], say: Say) -> LogSource | None:
         "compute.googleapis.com/resource_name": name,  # under which Google's own agents write the VM's name
     }
     resource = {"project_id": project, "instance_id": instance, "zone": zone}
-    return LogSource(project, resource, {label: value for label, value in labels.items() if value})
+    return LogSource(resource, {label: value for label, value in labels.items() if value})
 
 
 class PreemptionListener:

@@ -207,7 +207,7 @@ class EntriesClient:
     def _refusal(self, answer: Any) -> str:
         """Return what is missing, with the command that fixes it."""
         message, reason = message_and_reason(answer)
-        project = self._source.project
+        project = self._source.resource["project_id"]
         if reason == "SERVICE_DISABLED":
             return f"its API is disabled: gcloud services enable logging.googleapis.com --project={project}"
         if answer.status_code != 403 or reason == "ACCESS_TOKEN_SCOPE_INSUFFICIENT":
@@ -226,14 +226,13 @@ class EntriesClient:
 class LogSource:
     """Origin of entries: the labels of the resource (a gce_instance) and the labels of each entry."""
 
-    project: str
     resource: Mapping[str, str]
     labels: Mapping[str, str]
 
     def head(self) -> dict[str, Any]:
         """Return the fields that all entries of a request share."""
         return {
-            "logName": f"projects/{self.project}/logs/{contract.LOG}",
+            "logName": f"projects/{self.resource['project_id']}/logs/{contract.LOG}",
             "resource": {"type": "gce_instance", "labels": dict(self.resource)},
             "labels": dict(self.labels),
             "partialSuccess": True,

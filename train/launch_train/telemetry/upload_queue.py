@@ -181,8 +181,7 @@ class Spool(Outbox):
     def _run(self) -> None:
         while entry := self._next():
             try:
-                with suppress(GoneError):
-                    entry.send(self._storage.within(SEND_SECONDS + entry.size() / SLOWEST))
+                entry.send(self._storage.within(SEND_SECONDS + entry.size() / SLOWEST))
             except Exception as error:  # noqa: BLE001 - the entry is kept and retried; training continues
                 self._failed(entry, error)
             else:
@@ -289,12 +288,15 @@ class SpoolEntry:
         return cls(path, int(number), unquote(name), kind == _KINDS[0]) if known else None
 
     def send(self, storage: Storage) -> None:
-        """Upload the object and delete the file. Idempotent. Raises GoneError and the errors of the storage."""
+        """Upload the object and delete the file, unless another process has done so. Idempotent.
+
+        Raises the errors of the storage.
+        """
         try:
             data = self.path.read_bytes() if self.create else None
             self.path.stat()
-        except FileNotFoundError as error:
-            raise GoneError from error
+        except FileNotFoundError:
+            return
         if data is None:
             storage.write_file(self.name, self.path)
         else:
@@ -304,10 +306,6 @@ class SpoolEntry:
     def size(self) -> int:
         """Return the size in bytes; 0 if the file no longer exists."""
         return self.path.stat().st_size if self.path.exists() else 0
-
-
-class GoneError(Exception):
-    """The file no longer exists: another process has uploaded it."""
 
 
 _KINDS = ("new", "last")
@@ -443,8 +441,7 @@ def _arrives(entry: SpoolEntry, storage: Storage, until: float) -> bool:
     if left <= 0:
         return False
     try:
-        with suppress(GoneError):
-            entry.send(storage.within(left))
+        entry.send(storage.within(left))
     except OutputError:
         return False
     return True

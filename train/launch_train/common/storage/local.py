@@ -7,11 +7,11 @@ import hashlib
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
+from uuid import uuid4
 
 from launch_train.common.errors import OutputError
 from launch_train.common.storage.names import Buffer, as_bytes, check_object_name
@@ -172,20 +172,19 @@ class LocalFolder:
 
 
 def _create_beside(target: Path) -> Path:
+    temporary = target.with_name(f"{HIDDEN}{uuid4().hex}")
     while True:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            handle, text = tempfile.mkstemp(prefix=HIDDEN, dir=target.parent)
+            temporary.touch(exist_ok=False)
         except FileNotFoundError:  # a delete has just removed the empty folder
             continue
-        os.close(handle)
-        return Path(text)
+        return temporary
 
 
 def _publish(temporary: Path, target: Path, *, create: bool) -> None:
     """Publish a complete file under its name. A hard link fails if the name is taken; a rename replaces it."""
     _sync(temporary)
-    temporary.chmod(0o666 & ~_umask())
     if create:
         os.link(temporary, target)
     else:
@@ -199,15 +198,6 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _umask() -> int:
-    """Return the process's umask, which mkstemp ignores. On Linux it can be read without changing it."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("Umask:"):
-                return int(line.split()[1], 8)
-    return 0o022
 
 
 def _version(data: Buffer) -> str:
