@@ -1,30 +1,26 @@
-"""Runs in which one bit of one rank's state flips, for test_replicas: one after the other, in folders under the one
-that is named.
+"""Runs in which one bit of one rank's state flips, for test_replica_check: one after the other, in folders under the
+one that is named.
 
 torchrun --standalone --nproc-per-node 3 -m tests.train.flipping FOLDER (on_two_ranks does it without torchrun)
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from launch_train.common.config import parse
 from launch_train.common.errors import DisagreementError, PreemptedError
-from launch_train.distributed import consensus, process_group
+from launch_train.distributed import consensus
 from launch_train.trainer import replica_check
 from launch_train.trainer import train as loop
 from launch_train.trainer.build import Run
 from tests.train import trials
-from tests.train.sharing import Session
+from tests.train.sharing import Session, run_session
 
 BAD = 5
 """The step in which the bit flips."""
@@ -40,39 +36,32 @@ CONFIG: dict[str, Any] = {
     "checkpoint": "off",
     "monitor": 0,
 }
-OFTEN: dict[str, Any] = {**CONFIG, "checkpoint": {"minutes": 1e-9, "keep": {"last": 99}}}
+OFTEN: dict[str, Any] = {"checkpoint": {"minutes": 1e-9, "keep": {"last": 99}}}
 
 What = Literal["parameters", "moments"]
 
 
-def main(base: Path) -> None:
-    torch.set_num_threads(1)
+def main(session: Session) -> None:
     consensus.VOTE_SECONDS = 0.0  # a run is over in less
-    session = Session(base, process_group.join(os.environ))
     last = session.ranks.world - 1
-    train(session, "same", CONFIG)
+    session.train("same")
     with every_step():
         for what, rank in (("parameters", last), ("moments", 0)):
-            differs(session, f"{what}-{rank}", CONFIG, what, rank)
+            differs(session, f"{what}-{rank}", what, rank)
         with trials.waiting_for_saves():
-            differs(session, "saved", OFTEN, "moments", last)
+            differs(session, "saved", "moments", last, **OFTEN)
     with never(), trials.waiting_for_saves():
-        differs(session, "before-save", OFTEN, "parameters", last)
+        differs(session, "before-save", "parameters", last, **OFTEN)
     with never():
-        differs(session, "at-the-end", CONFIG, "moments", last)
+        differs(session, "at-the-end", "moments", last)
         with trials.sigterm_after(BAD):
-            differs(session, "preempted", CONFIG, "parameters", last)
-    train(session, "fsdp", {**CONFIG, "parallel": "fsdp"})
-    process_group.finish(session.ranks)
+            differs(session, "preempted", "parameters", last)
+    session.train("fsdp", parallel="fsdp")
 
 
-def train(session: Session, name: str, config: dict[str, Any]) -> None:
-    loop.train(parse(config), *session.start(name, 0))
-
-
-def differs(session: Session, name: str, config: dict[str, Any], what: str, rank: int) -> None:
+def differs(session: Session, name: str, what: str, rank: int, **config: Any) -> None:
     with flipped(what, session.ranks.rank == rank), pytest.raises((DisagreementError, PreemptedError)) as caught:
-        train(session, name, config)
+        session.train(name, **config)
     (session.base / f"{name}-exit-{session.ranks.rank}").write_text(str(int(caught.value.exit)))
 
 
@@ -110,4 +99,4 @@ def never() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run_session(CONFIG, main)

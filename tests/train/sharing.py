@@ -1,5 +1,5 @@
-"""What several ranks do together in one session of torchrun, for test_fsdp: runs and their interruptions, one after the
-other, in folders under the one that is named. (`switches` has a session for others.)
+"""What several ranks do together in one session of torchrun: runs and their interruptions, one after the other, in
+folders under the one that is named. `main` is for test_fsdp; `switches`, `weighing` and `flipping` are other sessions.
 
 torchrun --standalone --nproc-per-node 2 -m tests.train.sharing FOLDER (on_two_ranks does it without torchrun)
 """
@@ -81,10 +81,10 @@ def gained() -> Iterator[None]:
 
 
 class Session:
-    """The runs of this process. Each has its own place in the store, as if torchrun had started it."""
+    """The runs of this process, by `config`. Each has its own place in the store, as if torchrun had started it."""
 
-    def __init__(self, base: Path, ranks: Ranks) -> None:
-        self.base, self.ranks = base, ranks
+    def __init__(self, base: Path, ranks: Ranks, config: dict[str, Any]) -> None:
+        self.base, self.ranks, self.config = base, ranks, config
 
     def start(self, name: str, generation: int) -> tuple[Ranks, dict[str, str]]:
         assert self.ranks.store is not None
@@ -95,7 +95,7 @@ class Session:
         }
 
     def train(self, name: str, generation: int = 0, **config: Any) -> None:
-        loop.train(parse({**CONFIG, **config}), *self.start(name, generation))
+        loop.train(parse({**self.config, **config}), *self.start(name, generation))
 
     def preempted(self, name: str, **config: Any) -> None:
         with trials.sigterm_after(HALF), pytest.raises(PreemptedError):
@@ -107,7 +107,7 @@ class Session:
             shutil.copytree(self.base / source, self.base / name)
         process_group.barrier(self.ranks)
         ranks, env = self.start(name, 5)
-        run = setup(parse({**CONFIG, **config}), ranks, env)
+        run = setup(parse({**self.config, **config}), ranks, env)
         loop.warm_up(run)
         run = resume.resume_or_start(run, env)
         assert run.saver is not None
@@ -116,10 +116,16 @@ class Session:
         process_group.barrier(ranks)
 
 
-def main(base: Path) -> None:
+def run_session(config: dict[str, Any], work: Callable[[Session], None]) -> None:
+    """Be one of its ranks, in the folder that the command line names."""
     torch.set_num_threads(1)
+    session = Session(Path(sys.argv[1]), process_group.join(os.environ), config)
+    work(session)
+    process_group.finish(session.ranks)
+
+
+def main(session: Session) -> None:
     consensus.VOTE_SECONDS = 0.0  # a run is over in less
-    session = Session(base, process_group.join(os.environ))
     with gained():
         runs(session)
     for kind in ("ddp", "fsdp"):
@@ -131,8 +137,7 @@ def main(base: Path) -> None:
     with infinite_on_rank_1(2):
         session.train("sgd", parallel="fsdp", **{**SHORT, "optimizer": SGD})
     told = json.dumps(by_itself(session.ranks))
-    (base / f"alone-{session.ranks.rank}.json").write_text(told)
-    process_group.finish(session.ranks)
+    (session.base / f"alone-{session.ranks.rank}.json").write_text(told)
 
 
 def runs(session: Session) -> None:
@@ -231,4 +236,4 @@ def _fail(*_: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run_session(CONFIG, main)

@@ -1,5 +1,5 @@
-"""What two ranks do together in one session of torchrun, for test_speed, test_compiling, test_memory and
-test_determinism: one run after the other, in folders under the one that is named.
+"""What two ranks do together in one session of torchrun, for test_prepare_model, test_compile,
+test_micro_batch and test_determinism: one run after the other, in folders under the one that is named.
 
 torchrun --standalone --nproc-per-node 2 -m tests.train.switches FOLDER (on_two_ranks does it without torchrun)
 """
@@ -7,10 +7,8 @@ torchrun --standalone --nproc-per-node 2 -m tests.train.switches FOLDER (on_two_
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,14 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from launch_train import models
-from launch_train.common.config import parse
 from launch_train.common.errors import DisagreementError, TrainError, UsageError
-from launch_train.distributed import process_group
 from launch_train.distributed.process_group import Ranks
 from launch_train.performance import compile as compiling
 from launch_train.trainer import replica_check
 from launch_train.trainer import train as loop
-from tests.train.sharing import Session
+from tests.train.sharing import Session, run_session
 
 GPT: dict[str, Any] = {"n_layer": 3, "n_head": 2, "n_embd": 16, "block_size": 16, "dropout": 0.2}
 CONFIG: dict[str, Any] = {
@@ -81,28 +77,26 @@ class Scarce(nn.Module):
         return loss
 
 
-def main(base: Path) -> None:
-    torch.set_num_threads(1)
-    session = Session(base, process_group.join(os.environ))
-    train(session, "plain")
-    train(session, "selective", activation_checkpointing="selective")
-    train(session, "own-ddp", ddp={"bucket_mib": 7, "static_graph": False, "gradient_as_bucket_view": False})
-    train(session, "enough", **LESS)
+def main(session: Session) -> None:
+    session.train("plain")
+    session.train("selective", activation_checkpointing="selective")
+    session.train("own-ddp", ddp={"bucket_mib": 7, "static_graph": False, "gradient_as_bucket_view": False})
+    session.train("enough", **LESS)
     with scarce():
-        train(session, "scarce", **LESS)
-    train(session, "resnet", **RESNET)
+        session.train("scarce", **LESS)
+    session.train("resnet", **RESNET)
     compile_(session)
-    spare = {"data": {"path": "synthetic", "block_size": 8}, "micro_batch_size": 1, "eval": {"every": 0}, "steps": 6}
-    train(session, "never", model={"name": f"{__name__}:Spare", "late": False}, **spare)
+    spare: dict[str, Any] = {
+        "data": {"path": "synthetic", "block_size": 8},
+        "micro_batch_size": 1,
+        "eval": {"every": 0},
+        "steps": 6,
+    }
+    session.train("never", model={"name": f"{__name__}:Spare", "late": False}, **spare)
     with told(session, "no-longer", UsageError):
-        train(session, "no-longer", model={"name": f"{__name__}:Spare", "late": True}, **spare)
+        session.train("no-longer", model={"name": f"{__name__}:Spare", "late": True}, **spare)
     with told(session, "disagreed", DisagreementError), parameters_changed_behind_ddps_back(session):
-        train(session, "disagreed", steps=2)
-    process_group.finish(session.ranks)
-
-
-def train(session: Session, name: str, **config: Any) -> None:
-    loop.train(parse({**CONFIG, **config}), *session.start(name, 0))
+        session.train("disagreed", steps=2)
 
 
 @contextmanager
@@ -130,13 +124,13 @@ def parameters_changed_behind_ddps_back(session: Session) -> Iterator[None]:
 
 def compile_(session: Session) -> None:
     """With a compiler that makes no machine code, or one that fails on rank 1."""
-    train(session, "uncompiled", **COMPILED)
+    session.train("uncompiled", **COMPILED)
     with compiler("aot_eager", most=0.0):
-        train(session, "compiled", compile=True, activation_checkpointing="selective", **COMPILED)
-        train(session, "compiled-shared", compile=True, parallel="fsdp", **COMPILED)
+        session.train("compiled", compile=True, activation_checkpointing="selective", **COMPILED)
+        session.train("compiled-shared", compile=True, parallel="fsdp", **COMPILED)
     for mode, most in (("regional", 0.0), ("whole", 1.0)):
         with compiler(_fails if session.ranks.rank == 1 else "aot_eager", most):
-            train(session, f"failed-{mode}", compile=True, **COMPILED)
+            session.train(f"failed-{mode}", compile=True, **COMPILED)
 
 
 @contextmanager
@@ -161,4 +155,4 @@ def scarce() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run_session(CONFIG, main)

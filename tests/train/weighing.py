@@ -1,24 +1,18 @@
-"""Runs whose targets do not all count, with several micro-batches, for test_counted: one after the other, in folders
-under the one that is named; the rest of a folder's name says how many ranks it had.
+"""Runs whose targets do not all count, with several micro-batches, for test_loss_normalization: one after the
+other, in folders under the one that is named; the rest of a folder's name says how many ranks it had.
 
 torchrun --standalone --nproc-per-node 2 -m tests.train.weighing FOLDER (on_two_ranks does it without torchrun)
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from launch_train.common.config import parse
-from launch_train.distributed import process_group
-from launch_train.trainer import train as loop
-from tests.train.sharing import Session
+from tests.train.sharing import Session, run_session
 from tests.train.switches import compiler
 
 TOKENS, WIDTH, SAMPLES, LENGTH = 20, 12, 40, 5
@@ -139,21 +133,14 @@ def runs(session: Session) -> None:
     world = session.ranks.world
     for name, case in CASES.items():
         for size in SIZES[world] if name != "two" else (2 // world,):
-            train(session, f"{name}-{size}x{world}", case, size)
+            session.train(f"{name}-{size}x{world}", **case, micro_batch_size=size)
     for name in FSDP if world > 1 else ():
-        train(session, f"{name}-fsdp-3x2", {**CASES[name], "parallel": "fsdp"}, 3)
+        session.train(f"{name}-fsdp-3x2", **CASES[name], parallel="fsdp", micro_batch_size=3)
     for name in COMPILED:
         for mode, asked in (("regional", True), ("whole", "whole")):
             with compiler("aot_eager", most=0.0 if mode == "regional" else 2.0):
-                train(session, f"{name}-{mode}-3x{world}", {**CASES[name], "compile": asked}, 3)
-
-
-def train(session: Session, name: str, case: dict[str, Any], size: int) -> None:
-    loop.train(parse({**SHORT, **case, "micro_batch_size": size}), *session.start(name, 0))
+                session.train(f"{name}-{mode}-3x{world}", **CASES[name], compile=asked, micro_batch_size=3)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    two = Session(Path(sys.argv[1]), process_group.join(os.environ))
-    runs(two)
-    process_group.finish(two.ranks)
+    run_session(SHORT, runs)

@@ -1,4 +1,7 @@
-"""The user's own functions: found, called, and what goes wrong in them told in one line."""
+"""The user's own functions: found, called, and what goes wrong in them told in one line.
+
+The refusals that tests.train.wrongs has for the whole trainer are not here again.
+"""
 
 from __future__ import annotations
 
@@ -74,11 +77,8 @@ def test_a_folder_beside_a_module_of_its_name_hides_nothing(write: Write, tmp_pa
 
 
 MODULES = {
-    "mine_b__model": "import nowhere_to_be_found\n",
     "mine_c": "x = 1\n\nraise ValueError('two\\nlines')\n",
-    "mine_d": "def build(:\n",
-    "mine_e": "build = 3\n",
-    "mine_f": "def helper(): pass\ndef biuld(): pass\n",
+    "mine_f": "def helper(): pass\n",
     "mine_g": "import sys\nsys.exit('no')\n",
     "mine_h": "from mine_c import x\n",
     "mine_i": "from mine_f import nothing\n",
@@ -89,21 +89,12 @@ MODULES = {
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (
-            "mine_b.model:build",
-            "can't be imported at mine_b/model.py:1: ModuleNotFoundError: No module named 'nowhere_to_be_found'; "
-            "if nowhere_to_be_found is a package, add it to image.requirements",
-        ),
         ("mine_c:build", "can't be imported at mine_c.py:3: ValueError: two lines"),
-        ("mine_d:build", "can't be imported at mine_d.py:1: SyntaxError: invalid syntax"),
-        ("mine_e:build", ": mine_e.py: build is not a function (type: int)"),
-        ("mine_f:build", ": mine_f.py has no build; did you mean biuld?"),
         ("mine_g:build", "can't be imported at mine_g.py:2: SystemExit: no"),
         ("mine_h:build", "can't be imported at mine_c.py:3: ValueError: two lines"),
         ("mine_i:build", "can't be imported at mine_i.py:1: ImportError: cannot import name 'nothing' from 'mine_f'"),
         ("mine_j.deep.modle:build", ": no module mine_j.deep.modle in {folder}, and none is installed; did "),
         ("mine_j.deep.modle:build", "did you mean mine_j.deep.model?"),
-        ("mine_z:build", ": no module mine_z in {folder}, and none is installed"),
         ("mine_f.model:build", ": mine_f.py is a module, not a package with a model"),
     ],
 )
@@ -117,7 +108,6 @@ def test_what_can_be_wrong_with_a_name(write: Write, tmp_path: Path, name: str, 
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("return 1 / 0", "model: mine_k:build failed at mine_k.py:2: ZeroDivisionError: division by zero"),
         ("import sys; sys.exit(3)", "failed at mine_k.py:2: SystemExit: 3"),
         ("assert False", "failed at mine_k.py:2: AssertionError"),
         ("import json; json.loads('{')", "failed at mine_k.py:2: JSONDecodeError: Expecting property name"),
@@ -126,12 +116,6 @@ def test_what_can_be_wrong_with_a_name(write: Write, tmp_path: Path, name: str, 
 def test_a_function_that_fails_says_where(write: Write, body: str, said: str) -> None:
     write(mine_k=f"def build(**settings):\n    {body}\n")
     assert said in refused(load_function("mine_k:build", "model"))
-
-
-def test_a_setting_that_the_function_does_not_take(write: Write) -> None:
-    write(mine_l="def build(width=1):\n    pass\n")
-    said = refused(lambda: load_function("mine_l:build", "model")(widht=2))
-    assert said.startswith("model: mine_l:build failed when it was called: TypeError: build() got an unexpected")
 
 
 def test_errors_of_the_trainers_own_stay_what_they_are(write: Write) -> None:
@@ -158,10 +142,6 @@ def build(width=2):
     return Model(width)
 def frozen():
     return Model(2).requires_grad_(False)
-def empty():
-    return nn.Identity()
-def text():
-    return "model"
 def nothing():
     pass
 """
@@ -215,28 +195,12 @@ def test_a_model_of_ours_with_a_loss_of_the_users(write: Write) -> None:
     ("function", "said"),
     [
         ("frozen", "returned a Model with all parameters frozen"),
-        ("empty", "returned a Identity without parameters"),
-        ("text", "returned a str, not a torch.nn.Module"),
         ("nothing", "returned None, not a torch.nn.Module"),
     ],
 )
 def test_what_is_no_model(write: Write, function: str, said: str) -> None:
     write(mine_p=MODEL)
     assert refused(lambda: made({"model": f"mine_p:{function}"})) == f"model: mine_p:{function} {said}"
-
-
-@pytest.mark.parametrize(
-    ("result", "said"),
-    [
-        ("out", "returned a tensor of the shape [3, 2]; the trainer needs the mean loss, one number (`loss: "),
-        ("1.5", "returned a float for a batch; the trainer needs the mean loss, a tensor"),
-        ("out.detach().mean()", "returned a loss that depends on no parameter"),
-    ],
-)
-def test_what_is_no_loss(write: Write, result: str, said: str) -> None:
-    write(mine_q=MODEL.replace("RESULT", result))
-    model = made({"model": "mine_q:build"})
-    assert f"model: mine_q:build {said}" in refused(lambda: model(X, Y))
 
 
 def test_a_loss_may_have_no_gradient_where_none_is_wanted(write: Write) -> None:

@@ -287,8 +287,6 @@ def test_a_run_with_a_tokenizer(tmp_path: Path, tokenizer_file: Path) -> None:
     assert source.facts["data_tokens"] > 10 * source.facts["data_held_out_tokens"] - 10
     inputs, targets = source.held_out(0, 1, slice(0, 24))
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
-    with pytest.raises(UsageError, match=r"json has \d+ tokens; the model's vocab_size, 256, must be at least that"):
-        open_data(parse({"data": data, "model": {"block_size": 16}}), Ranks())
     with pytest.raises(UsageError, match=r"has \d+ tokens; block_size 10000 needs 100010"):
         open_data(parse({"data": data, "model": {"vocab_size": 320, "block_size": 10000}}), Ranks())
 
@@ -316,11 +314,6 @@ def test_separate_validation_text(tmp_path: Path, tokenizer_file: Path, tokenize
 
 
 def test_tokenizers_that_can_not_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"no/tokenizer.json can't be read: No such file"):
-        open_tokenizer("no/tokenizer.json")
-    (tmp_path / "odd.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"is not a tokenizer.json"):
-        open_tokenizer(str(tmp_path / "odd.json"))
     with pytest.raises(UsageError, match=r"tiktoken has no gpt7, only .*gpt2"):
         open_tokenizer("tiktoken:gpt7")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))

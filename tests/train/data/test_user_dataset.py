@@ -46,28 +46,11 @@ def only_train(split):
         raise NotImplementedError("no such split")
     return Points(5)
 
-class Odd(Points):
-    def __getitem__(self, index):
-        return torch.zeros(3 if index < 4 else 5), 0
-
-class NoPair(Points):
-    def __getitem__(self, index):
-        return torch.zeros(3)
-
-class Text(Points):
-    def __getitem__(self, index):
-        return "word", 0
-
 class NoLength:
     def __getitem__(self, index):
         return 0, 0
 
-def odd(split): return Odd(10)
-def no_pair(split): return NoPair(10)
-def text(split): return Text(10)
-def empty(split): return Points(0)
 def no_length(split): return NoLength()
-def stream(split): return (number for number in range(3))
 def nothing(split): return None
 def fails(split): raise RuntimeError("the disk has gone")
 """
@@ -139,31 +122,15 @@ def test_without_a_held_out_part_nothing_is_evaluated(
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        ("no_pair", r"\[0\] is float32\[3\]; a sample is \(input, target\)"),
-        ("empty", "is empty"),
         ("no_length", r"must return a map-style dataset \(with len and \[index\]\), not NoLength"),
-        ("stream", "not an iterable one"),
         ("nothing", "not NoneType"),
         ("fails", r"fails failed at points_\w+.py:\d+: RuntimeError: the disk has gone"),
-        ("bild", "has no bild; did you mean build"),
     ],
 )
 def test_what_is_no_dataset_is_refused(code: str, function: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         open_data(config(f"{code}:{function}"), Ranks())
     assert "\n" not in str(caught.value)
-
-
-def test_samples_that_differ_are_named(code: str) -> None:
-    source = open_data(config(f"{code}:odd"), Ranks())
-    one = rf"{code}:odd\[\d\] is float32\[\d\]"
-    with pytest.raises(
-        UsageError, match=f"data: {one}, and {one}: all samples must have the same shape and type"
-    ) as caught:
-        [source.train(step, slice(0, 4)) for step in range(1, 5)]
-    assert "float32[5]" in str(caught.value)
-    with pytest.raises(UsageError, match=r"text\[\d\] holds str; a batch is made of tensors, arrays and numbers"):
-        open_data(config(f"{code}:text"), Ranks()).train(1, slice(0, 4))
 
 
 def test_a_batch_keeps_the_shape_of_its_samples() -> None:

@@ -1,8 +1,7 @@
-"""A model, data and a loss of the user's in the built-in trainer, on one rank and on two, and what can be wrong."""
+"""A model, data and a loss of the user's in the built-in trainer, on one rank and on two."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -27,50 +26,17 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def with_code(folder: Path, config: dict[str, Any], code: Path = EXAMPLE) -> dict[str, str]:
-    return environment(folder, {**CONFIG, **config}) | {contract.CODE: str(code), "PYTHONDONTWRITEBYTECODE": "1"}
+def with_code(folder: Path) -> dict[str, str]:
+    return environment(folder, CONFIG) | {contract.CODE: str(EXAMPLE), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @pytest.mark.slow
 def test_it_learns_the_same_on_one_rank_and_on_two(tmp_path: Path, forked: Forked) -> None:
     for name, ranks in (("one", 1), ("two", 2)):
-        done = forked(with_code(tmp_path / name, {}), ranks)
+        done = forked(with_code(tmp_path / name), ranks)
         assert done.returncode == 0, done.stderr
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert one[0] == pytest.approx(two[0], abs=2e-4)
     assert one[1] == pytest.approx(two[1], abs=2e-4)
     assert one[0][-1] < one[0][0]
     assert {name.partition(".")[0] for name in checkpoint.load(str(tmp_path / "two"))["model"]} == {"model"}
-
-
-BROKEN = """\
-import torch
-from torch import nn
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(2, 3)
-    def forward(self, x, y):
-        return self.linear(x)
-
-def build():
-    return Model()
-"""
-
-
-def test_what_is_wrong_is_one_line_and_the_same_code_on_every_rank(tmp_path: Path, forked: Forked) -> None:
-    """In the first step; what is wrong before it, tests/train/common/test_user_import.py has."""
-    said = (
-        "model: broken:build returned a tensor of the shape [8, 3]; the trainer needs the mean loss, one number "
-        "(`loss: my_pkg.losses:loss` makes one of a model's outputs)"
-    )
-    code = tmp_path / "code"
-    code.mkdir()
-    (code / "broken.py").write_text(BROKEN)
-    (code / "data.py").write_text((EXAMPLE / "data.py").read_text())
-    config = {key: value for key, value in CONFIG.items() if key != "loss"} | {"model": "broken:build"}
-    env = with_code(tmp_path / "run", {}, code) | {contract.CONFIG: json.dumps(config)}
-    done = forked(env, 2, apart=True)
-    assert done.stderr == f"train: {said}\n"
-    assert done.codes == [contract.Exit.USAGE] * 2

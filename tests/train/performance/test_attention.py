@@ -31,7 +31,7 @@ def test_it_is_the_one_that_is_asked_for_and_only_inside(asked: Attention, flash
 
 @pytest.mark.parametrize(
     ("asked", "device", "right"),
-    [("cudnn", "cpu", "auto or flash or math"), ("efficient", "cpu", "auto or flash or math"), ("math", "mps", "auto")],
+    [("efficient", "cpu", "auto or flash or math"), ("math", "mps", "auto")],
 )
 def test_a_device_without_it_is_refused(asked: Attention, device: str, right: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -33,7 +33,8 @@ def base(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> Path:
     base = tmp_path_factory.mktemp("weighing")
     on_two_ranks(forked, "tests.train.weighing", base)
     with on_one_thread():
-        weighing.runs(Session(base, Ranks(store=HashStore(), barriers=itertools.count())))
+        ranks = Ranks(store=HashStore(), barriers=itertools.count())
+        weighing.runs(Session(base, ranks, weighing.SHORT))
     return base
 
 

@@ -34,7 +34,6 @@ def test_auto_goes_by_the_device(device: str, capability: tuple[int, int] | None
 @pytest.mark.parametrize(
     ("asked", "device", "capability", "said"),
     [
-        ("fp16", "cpu", None, "fp16 needs a GPU; on a CPU use fp32, bf16 or auto"),
         ("tf32", "cpu", None, "tf32 needs a GPU; on a CPU use fp32, bf16 or auto"),
         ("bf16", "cuda", (7, 5), "this GPU doesn't support bf16; use fp16, fp32 or auto"),
         ("bf16", "mps", None, "bf16 is not supported on Apple GPUs; use fp32 or auto"),

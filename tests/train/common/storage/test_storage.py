@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 import threading
 import time
 from array import array
@@ -226,16 +225,16 @@ def test_a_file_is_written_though_its_empty_folder_is_taken_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a delete, between the making of the folder and that of the file."""
-    mkstemp, gone = tempfile.mkstemp, list[Path]()
+    touch, gone = Path.touch, list[Path]()
 
-    def beaten(*, prefix: str, dir: Path) -> tuple[int, str]:  # noqa: A002 - mkstemp's name
+    def beaten(path: Path, *, exist_ok: bool) -> None:
         if not gone:
-            gone.append(dir)
+            gone.append(path.parent)
             LocalFolder(tmp_path).delete("a/b/other")
-            assert not dir.exists()
-        return mkstemp(prefix=prefix, dir=dir)
+            assert not path.parent.exists()
+        touch(path, exist_ok=exist_ok)
 
-    monkeypatch.setattr(tempfile, "mkstemp", beaten)
+    monkeypatch.setattr(Path, "touch", beaten)
     LocalFolder(tmp_path).write("a/b/c", b"1")
     assert (gone, LocalFolder(tmp_path).read("a/b/c")) == ([tmp_path / "a/b"], b"1")
 
