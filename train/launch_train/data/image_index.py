@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launch_train.common.errors import UsageError
-from launch_train.data.token_file import written
+from launch_train.data.token_file import file_key, written
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 HELD_OUT_FOLDERS = ("val", "validation", "eval")
@@ -146,9 +146,8 @@ def _listing(root: Path, cache: Path, name: str) -> Listing:
 
 
 def _index_of_shards(shards: list[Path], cache: Path, name: str) -> Path:
-    """Return the index file of all shards. Each is read once: the result is cached by their paths, sizes and times."""
-    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in shards]
-    known = cache / f"{hashlib.sha256(json.dumps(stats).encode()).hexdigest()}.shards.json"
+    """Return the index file of all shards, which are read once: where it is cached is noted under their file_key."""
+    known = cache / f"{file_key(shards)}.shards.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
         path: Path = cache / json.loads(known.read_text())["rows"]
         if path.is_file():

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from launch_train.common.errors import UsageError
 from launch_train.common.text import one_line
 from launch_train.data.files import import_optional, opened, unpacked_name
-from launch_train.data.token_file import written
+from launch_train.data.token_file import file_key, written
 
 JSON_LINES: Final = (".jsonl", ".ndjson")
 TABLES: Final = (".parquet", ".arrow")
@@ -101,9 +100,7 @@ def holds_tokens(path: Path, column: str) -> bool:
 
 def write_tokens(path: Path, cache: Path) -> Path:
     """Write all tokens of a table to a .npy file in the cache, unless it is there, and return its path."""
-    at = path.stat()
-    identity = json.dumps([str(path.resolve()), at.st_size, at.st_mtime_ns, at.st_ctime_ns])
-    kept = cache / f"{hashlib.sha256(identity.encode()).hexdigest()}.npy"
+    kept = cache / f"{file_key([path])}.npy"
     if not kept.is_file():
         dtype = "<u2" if max((int(block.max()) for block in _token_blocks(path)), default=0) < 1 << 16 else "<u4"
         length = sum(len(block) for block in _token_blocks(path))

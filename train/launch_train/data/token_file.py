@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
 import time
@@ -230,6 +231,16 @@ def cache_folder() -> Path:
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
     return folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir()) / f"launch-data-{os.getuid()}"
+
+
+def file_key(files: Iterable[Path], *more: object) -> str:
+    """Return a name for what is computed from files, and cached: another one if a file changes, by its size or times.
+
+    `more` (JSON) is what else the result depends on.
+    """
+    stats = [(str(path.resolve()), path.stat()) for path in files]
+    rows = [(path, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for path, at in stats]
+    return hashlib.sha256(json.dumps([rows, *more]).encode()).hexdigest()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from launch_train.common.errors import UsageError
 from launch_train.data.files import find_files, split_by_name
 from launch_train.data.records import holds_tokens, is_table, write_tokens
 from launch_train.data.source import HELD_OUT_SHARE
-from launch_train.data.token_file import PRETOKENISED, Corpus, Shard, count, sampled_entropy, split, written
+from launch_train.data.token_file import PRETOKENISED, Corpus, Shard, count, file_key, sampled_entropy, split, written
 
 SUFFIXES: Final = (".bin", ".npy")
 HEADER: Final = 256 * 4
@@ -207,17 +207,16 @@ class _Examined:
 
 
 def _examined(shards: Sequence[Shard], held_out: Sequence[Shard], cache: Path) -> _Examined:
-    """Read all tokens once, on all cores. The result is cached for files of the same path, size and times."""
-    stats = [(shard, shard.path.stat()) for shard in (*shards, *held_out)]
-    rows = [(str(at.path.resolve()), at.dtype, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for at, stat in stats]
-    identity = hashlib.sha256(json.dumps([len(shards), rows]).encode()).hexdigest()
-    known = cache / f"{identity}.shards.json"
+    """Read all tokens once, on all cores. The result is cached by the files' file_key."""
+    every = (*shards, *held_out)
+    key = file_key((shard.path for shard in every), len(shards), [shard.dtype for shard in every])
+    known = cache / f"{key}.shards.json"
     try:
         return _Examined(**json.loads(known.read_text()))
     except (OSError, ValueError, TypeError):
         pass
     with ThreadPoolExecutor(cores()) as pool:
-        scans = list(pool.map(_scanned, (*shards, *held_out)))
+        scans = list(pool.map(_scanned, every))
     digest = hashlib.sha256(json.dumps([len(shards), [sha256 for sha256, _ in scans]]).encode())
     highest = max(token for _, token in scans)
     length = count(shards)
