@@ -47,16 +47,22 @@ def folders(root: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 
     return root
 
 
-def shard(path: Path, count: int = 10, first: int = 0, labels: str = "cls") -> Path:
+def packed(path: Path, files: dict[str, bytes]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as tar:
-        for number in range(first, first + count):
-            label = str(number % 3) if labels == "cls" else json.dumps({"label": number % 3, "key": "x"})
-            for name, content in ((f"n/{number:04}.jpg", picture(number)), (f"n/{number:04}.{labels}", label.encode())):
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
     return path
+
+
+def shard(path: Path, count: int = 10, first: int = 0, labels: str = "cls") -> Path:
+    files = dict[str, bytes]()
+    for number in range(first, first + count):
+        label = str(number % 3) if labels == "cls" else json.dumps({"label": number % 3, "key": "x"})
+        files |= {f"n/{number:04}.jpg": picture(number), f"n/{number:04}.{labels}": label.encode()}
+    return packed(path, files)
 
 
 def config(path: Path, classes: int = 2, **more: Any) -> Any:
@@ -239,16 +245,9 @@ def broken(tmp_path: Path, what: str) -> Path:
         with tarfile.open(root / "a.tar", "w:gz") as tar:
             tar.add(__file__, "a.py")
     elif what == "no images":
-        root.mkdir()
-        with tarfile.open(root / "a.tar", "w") as tar:
-            tar.add(__file__, "a.py")
+        packed(root / "a.tar", {"a.py": b""})
     else:
-        root.mkdir()
-        with tarfile.open(root / "a.tar", "w") as tar:
-            for name, content in (("1.jpg", picture(1)), ("1.cls", b"cat")):
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
+        packed(root / "a.tar", {"1.jpg": picture(1), "1.cls": b"cat"})
     return root
 
 
@@ -285,12 +284,7 @@ def test_a_model_of_others_takes_images_of_the_size_that_the_spec_says(tmp_path:
 
 
 def test_a_key_ends_at_the_first_dot_of_a_file(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        for name, content in (("d.x/1.seg.png", picture(1, "png")), ("d.x/1.cls", b"4")):
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    (row,) = scanned(tmp_path / "a.tar", 3)
+    (row,) = scanned(packed(tmp_path / "a.tar", {"d.x/1.seg.png": picture(1, "png"), "d.x/1.cls": b"4"}), 3)
     assert (row.name, row.shard, row.label) == ("d.x/1.seg.png", 3, 4)
 
 

@@ -264,15 +264,19 @@ def local(tmp_path: Path) -> Path:
     return path
 
 
+def two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenize, "SHARED_BYTES", 0)
+    monkeypatch.setattr(tokenize, "AT_ONCE_PER_PROCESS", 500)
+    monkeypatch.setattr(tokenize, "SHARED_CORES", 2)
+    monkeypatch.setattr(tokenize, "cores", lambda: 2)
+
+
 def test_processes_give_the_same_tokens_in_the_same_order(
     tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = open_tokenizer(str(tmp_path / "tokenizer.json"))
     alone = token_corpus(str(local), tokenizer, tmp_path / "alone")
-    monkeypatch.setattr(tokenize, "SHARED_BYTES", 0)
-    monkeypatch.setattr(tokenize, "AT_ONCE_PER_PROCESS", 500)
-    monkeypatch.setattr(tokenize, "SHARED_CORES", 2)
-    monkeypatch.setattr(tokenize, "cores", lambda: 2)
+    two_processes(monkeypatch)
     together = token_corpus(str(local), tokenizer, tmp_path / "together")
     assert (together.sha256, together.bytes) == (alone.sha256, alone.bytes)
 
@@ -281,10 +285,7 @@ def test_an_error_in_the_text_ends_the_processes_too(
     tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = open_tokenizer(str(tmp_path / "tokenizer.json"))
-    monkeypatch.setattr(tokenize, "SHARED_BYTES", 0)
-    monkeypatch.setattr(tokenize, "AT_ONCE_PER_PROCESS", 500)
-    monkeypatch.setattr(tokenize, "SHARED_CORES", 2)
-    monkeypatch.setattr(tokenize, "cores", lambda: 2)
+    two_processes(monkeypatch)
     local.write_text(local.read_text() + "no JSON\n")
     with pytest.raises(UsageError, match=r"a\.jsonl:401: not JSON"):
         token_corpus(str(local), tokenizer, tmp_path / "cache")

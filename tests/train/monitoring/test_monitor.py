@@ -256,28 +256,18 @@ def test_a_bucket_that_is_away_does_not_hold_the_end_up(
     assert len(GcsFolder("gs://my-bucket/r").list("monitor/")) == 2, "the node sends what was left"
 
 
-def test_another_node_writes_its_errors_itself(tmp_path: Path) -> None:
-    env = {"LAUNCH_RUN_FOLDER": str(tmp_path), "LAUNCH_NODE": "1"}
-    run_sink = Kept()
-    watch = open_monitor(3600, env, run_sink, rank=8)
+@pytest.mark.parametrize("node", [0, 1])
+def test_errors_are_the_runs_on_node_0_and_parts_of_their_own_on_another(tmp_path: Path, node: int) -> None:
+    run_sink, storage = Kept(), LocalFolder(tmp_path)
+    watch = open_monitor(3600, {"LAUNCH_RUN_FOLDER": str(tmp_path), "LAUNCH_NODE": str(node)}, run_sink, rank=8 * node)
     assert isinstance(watch, NodeMonitor)
     watch._gpus = BoundedCall(gpus_of(Device(), xids=[(0, 48)]), "gpus")
     watch.sample()
     watch.close()
-    assert LocalFolder(tmp_path).list("metrics/") == ["metrics/0001-0000-0001-000000.jsonl"]
-    assert json.loads(LocalFolder(tmp_path).read("metrics/0001-0000-0001-000000.jsonl"))["xid"] == 48
-    assert not run_sink.rows
-
-
-def test_rank_0_gives_its_errors_to_the_run(tmp_path: Path) -> None:
-    run_sink = Kept()
-    watch = open_monitor(3600, {"LAUNCH_RUN_FOLDER": str(tmp_path)}, run_sink)
-    assert isinstance(watch, NodeMonitor)
-    watch._gpus = BoundedCall(gpus_of(Device(), xids=[(0, 48)]), "gpus")
-    watch.sample()
-    watch.close()
-    assert [row["xid"] for row in run_sink.rows] == [48]
-    assert not LocalFolder(tmp_path).list("metrics/")
+    assert storage.list("metrics/") == ["metrics/0001-0000-0001-000000.jsonl"] * node
+    written = [json.loads(storage.read(name)) for name in storage.list("metrics/")]
+    assert [row["xid"] for row in written] == [48] * node
+    assert [row["xid"] for row in run_sink.rows] == [48] * (1 - node)
 
 
 class Broken(Sink):

@@ -203,14 +203,6 @@ def test_a_slow_link_does_not_outlast_the_call(cloud: GoogleCloud, monkeypatch: 
     assert folder.within(1e6).list() == []
 
 
-def test_a_lost_answer_is_no_conflict_with_oneself(folder: GcsFolder, cloud: GoogleCloud) -> None:
-    fault = cloud.faults.add(Fault(INSERT, Reset("after"), times=2))
-    first = folder.swap("LATEST", b"by me", "")
-    second = folder.swap("LATEST", b"by me, later", first)
-    assert folder.read_version("LATEST") == (b"by me, later", second)
-    assert cloud.faults.used[fault] == 2
-
-
 @pytest.mark.parametrize("theirs", [b"by him", b"by me!"])
 def test_a_lost_request_may_meet_a_true_conflict(folder: GcsFolder, cloud: GoogleCloud, theirs: bytes) -> None:
     """The first try came to nothing, and another's write comes between."""
