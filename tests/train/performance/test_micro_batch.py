@@ -191,10 +191,10 @@ def test_a_halved_micro_batch_is_compiled_with_static_shapes(tmp_path: Path, mon
         return forward_backward(run, batch)
 
     torch._dynamo.reset()
-    monkeypatch.setattr(torch._dynamo.config, "automatic_dynamic_shapes", True)
     monkeypatch.setattr(compiling, "BACKEND", note_dynamic_sizes)
     monkeypatch.setattr(train, "forward_backward", full_from_step_4)
-    rows = run(tmp_path / "run", {"data": "synthetic", "steps": 5, "batch_size": 8, "compile": "whole"})
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=True):  # monkeypatch would remove the setting
+        rows = run(tmp_path / "run", {"data": "synthetic", "steps": 5, "batch_size": 8, "compile": "whole"})
     torch._dynamo.reset()
     assert [row.get("micro_batch") for row in steps(rows)] == [None, None, None, 4, 4]
     assert len(compiled) >= 2
