@@ -291,7 +291,7 @@ def test_a_script_with_loader_workers_loses_no_step_when_its_vm_is_preempted(
     (image,) = [line for line in job.spec.read_text().splitlines() if line.startswith("image:")]
     for name, before in (("plain", ""), ("preempted", SLOW)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "work.py").write_text(ranks_with_workers(before))
+        (tmp_path / name / "work.py").write_text(ranks_with_workers(before, "num_workers=2,"))
         where = "zones: [us-central1-a, us-central1-b]\nprovisioning: spot\n"
         spec = f"name: epochs\nmachine: {{type: l4, gpus: 2}}\n{where}{image}\nrun: {{script: work.py}}\n"
         (tmp_path / name / "job.yaml").write_text(spec)
