@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal, NamedTuple
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 
@@ -156,6 +157,36 @@ def handler(serve: Callable[[Head], Response], clock: Callable[[], float] = time
             return super().date_time_string(clock() if timestamp is None else timestamp)
 
     return RequestHandler
+
+
+class LoopbackServer:
+    """A service on loopback, as a context manager. `serve` answers its requests; `clock` is for the Date header."""
+
+    def __init__(
+        self, serve: Callable[[Head], Response], name: str, *, port: int = 0, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._server = Server(port, handler(serve, clock), name)
+
+    @property
+    def host(self) -> str:
+        """Return HOST:PORT."""
+        return self._server.host
+
+    @property
+    def url(self) -> str:
+        """Return the address without a trailing slash."""
+        return f"http://{self.host}"
+
+    def __enter__(self) -> Self:
+        self._server.thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the server and close all connections."""
+        self._server.stop()
 
 
 def _shut(connection: socket.socket) -> None:

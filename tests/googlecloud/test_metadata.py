@@ -29,7 +29,7 @@ def server(cloud: GoogleCloud, compute: Clients, clock: FakeClock) -> Iterator[M
 
 
 def get(server: MetadataServer, path: str, method: str = "GET", **more: Any) -> requests.Response:
-    url = f"http://{server.address}/computeMetadata/v1/{path}"
+    url = f"http://{server.host}/computeMetadata/v1/{path}"
     headers = {"Metadata-Flavor": "Google"}
     return requests.request(method, url, timeout=10, allow_redirects=False, **{"headers": headers, **more})
 
@@ -64,7 +64,7 @@ def test_googles_library_gets_a_token_that_the_cloud_takes(
     """google.auth reads the address when it is imported, so it is set directly here."""
     from google.auth.compute_engine import _metadata
 
-    monkeypatch.setattr(_metadata, "_GCE_METADATA_HOST", server.address)
+    monkeypatch.setattr(_metadata, "_GCE_METADATA_HOST", server.host)
     cloud.let_in("another")
     credentials = compute_engine.Credentials()
     credentials.refresh(Request())

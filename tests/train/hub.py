@@ -6,53 +6,27 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 from launch_train.common import contract
-from launcher.testing.httpserver import Server
+from launcher.testing.httpserver import Head, LoopbackServer, Response
 
 ROOT = Path(contract.__file__).parents[2]
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(LoopbackServer):
     """The part of a hub that all have: a subclass answers requests in `answer`."""
 
-    def do_HEAD(self) -> None:
-        self.answer()
+    def __init__(self) -> None:
+        super().__init__(self.answer, "hub")
 
-    def do_GET(self) -> None:
-        self.answer()
-
-    def answer(self) -> None:
+    def answer(self, head: Head) -> Response:
         raise NotImplementedError
 
-    def refuse(self, code: str, status: int = 404) -> None:
-        self.end(status, {"X-Error-Code": code, "X-Error-Message": code})
 
-    def end(self, status: int, headers: Mapping[str, str], data: bytes = b"") -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(data))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-
-@contextmanager
-def serve(handler: type[Hub]) -> Iterator[str]:
-    """Yield the address of a hub."""
-    server = Server(0, handler, "hub")
-    server.daemon_threads = True
-    server.thread.start()
-    yield f"http://{server.host}"
-    server.stop()
+def refusal(code: str, status: int = 404) -> Response:
+    return Response(b"", status, {"X-Error-Code": code, "X-Error-Message": code})
 
 
 def run_with_hub(url: str, cache: Path, program: str, *arguments: str, **env: str) -> list[dict[str, Any]]:

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from launcher.testing.googlecloud.compute.oslogin import OsLogin
 from launcher.testing.googlecloud.compute.service import Compute
@@ -39,7 +37,7 @@ from launcher.testing.googlecloud.wire import (
     json_response,
     routes_of,
 )
-from launcher.testing.httpserver import Server, handler
+from launcher.testing.httpserver import LoopbackServer
 
 EXPECTED = (
     "Expected OAuth 2 access token, login cookie or other valid authentication credential. "
@@ -55,7 +53,7 @@ ENDPOINTS = """
 """gcloud's names of the services whose endpoint is the cloud's address."""
 
 
-class GoogleCloud:
+class GoogleCloud(LoopbackServer):
     """A Google Cloud with one project, as a context manager. All requests are recorded in `requests`, in order.
 
     `clock` returns Unix seconds. `script` is the life of each new job. `record` is a file to which each request is
@@ -109,13 +107,8 @@ class GoogleCloud:
         services = (self.jobs, self.compute, self.artifacts, self.builds, self.logs, *accounts, *rules)
         serial = [self._one_at_a_time(route) for service in services for route in routes_of(service)]
         self._routes = [*serial, *routes_of(self.storage), *routes_of(self.uploads)]  # Cloud Storage has its own lock
-        self._server = Server(port, handler(lambda head: self.serve(Request.of(head)), clock), "google-cloud")
+        super().__init__(lambda head: self.serve(Request.of(head)), "google-cloud", port=port, clock=clock)
         self._config = tempfile.TemporaryDirectory(prefix="gcloud-")
-
-    @property
-    def url(self) -> str:
-        """Return the address of all services, without a trailing slash."""
-        return f"http://{self._server.host}"
 
     def environ(self) -> dict[str, str]:
         """Return the environment that leads gcloud and Google's clients here."""
@@ -147,14 +140,11 @@ class GoogleCloud:
             return {"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true"}
         return {"CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(self._token_file)}
 
-    def __enter__(self) -> Self:
-        self._server.thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
+        """End all jobs, and stop the server."""
         if self.runs:
             self.runs.close()  # checkpoints of jobs that are being stopped are still stored
-        self._server.stop()
+        super().close()
         self._config.cleanup()
 
     def serve(self, request: Request) -> Response:

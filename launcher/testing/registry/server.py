@@ -7,17 +7,16 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import unquote
 
-from launcher.testing.httpserver import Head, Response, Server, handler
+from launcher.testing.httpserver import Head, LoopbackServer, Response
 from launcher.testing.registry.access import Access
 from launcher.testing.registry.api import Api, Recorded, RefusedError, Request, Store, parse_path
 from launcher.testing.registry.faults import Faults
 
 
-class OciRegistry:
+class OciRegistry(LoopbackServer):
     """A registry on loopback, as a context manager. `requests` has all requests, in order.
 
     `repositories`: the existing ones (with all below them, as in Artifact Registry); None: a repository is created by
@@ -42,15 +41,7 @@ class OciRegistry:
         self.store = Store(None if repositories is None else frozenset(repositories), immutable=immutable)
         self.api = Api(self.store, lambda: self.url, redirects=redirects)
         self._lock = threading.Lock()
-        self._server = Server(port, handler(self._serve), "registry")
-
-    @property
-    def host(self) -> str:
-        return self._server.host
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.host}"
+        super().__init__(self._serve, "registry", port=port)
 
     @property
     def steps(self) -> list[str]:
@@ -64,13 +55,6 @@ class OciRegistry:
     def tag(self, repository: str, tag: str) -> str | None:
         """Return the digest that a tag points to, or None."""
         return self.store.repository(repository).tags.get(tag)
-
-    def __enter__(self) -> Self:
-        self._server.thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._server.stop()
 
     def _serve(self, head: Head) -> Response:
         request = parse_path(Request(head.method, unquote(head.path), head.query, head.headers))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 import pytest
 
@@ -24,7 +24,7 @@ from launcher.images.registry.credentials import (
     from_gcloud,
     from_google,
 )
-from launcher.testing.httpserver import Handler, Server
+from launcher.testing.httpserver import Head, LoopbackServer, Response
 
 GOOGLES = "us-docker.pkg.dev"
 OTHER = "registry.example.com:5000"
@@ -214,42 +214,31 @@ def test_the_real_gcloud_says_that_nobody_is_logged_in(gcloud: str, tmp_path: Pa
 # --- Google's application default credentials -------------------------------------------------------------------------
 
 
-class Tokens(Handler):
+class Tokens(LoopbackServer):
     """Google's token endpoint, which takes any assertion but the second one, and a machine's metadata server."""
 
-    asked: ClassVar[list[bytes]] = []
+    def __init__(self) -> None:
+        super().__init__(self.answer, "tokens")
+        self.asked = 0
 
-    def do_POST(self) -> None:
-        self.asked.append(self.rfile.read(int(self.headers["Content-Length"])))
-        bad = len(self.asked) == 2
-        self.answer({"error": "invalid_grant"} if bad else {"access_token": "t0ken", "expires_in": 3600}, 400 * bad)
-
-    def do_GET(self) -> None:
-        account = {"email": "trainer@my-project.iam.gserviceaccount.com", "scopes": [], "aliases": ["default"]}
-        token = {"access_token": "machine's", "expires_in": 3600, "token_type": "Bearer"}
-        self.answer(token if self.path.partition("?")[0].endswith("/token") else account)
-
-    def answer(self, content: object, status: int = 0) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(status or 200)
-        for name, value in (
-            ("Content-Length", len(body)),
-            ("Content-Type", "application/json"),
-            ("Metadata-Flavor", "Google"),
-        ):
-            self.send_header(name, str(value))
-        self.end_headers()
-        self.wfile.write(body)
+    def answer(self, head: Head) -> Response:
+        account = "trainer@my-project.iam.gserviceaccount.com"
+        status, content = 200, dict[str, Any](email=account, scopes=[], aliases=["default"])
+        if head.method == "POST":
+            self.asked += 1
+            is_bad = self.asked == 2
+            status = 400 if is_bad else 200
+            content = {"error": "invalid_grant"} if is_bad else {"access_token": "t0ken", "expires_in": 3600}
+        elif head.path.endswith("/token"):
+            content = {"access_token": "machine's", "expires_in": 3600, "token_type": "Bearer"}
+        headers = {"Content-Type": "application/json", "Metadata-Flavor": "Google"}
+        return Response(json.dumps(content).encode(), status, headers)
 
 
 @pytest.fixture
-def host() -> Iterator[str]:
-    """The address of such a server."""
-    Tokens.asked.clear()
-    server = Server(0, Tokens, "tokens")
-    server.thread.start()
-    yield server.host
-    server.stop()
+def tokens() -> Iterator[Tokens]:
+    with Tokens() as server:
+        yield server
 
 
 def service_account(token_uri: str) -> dict[str, str]:
@@ -268,9 +257,9 @@ def service_account(token_uri: str) -> dict[str, str]:
     }
 
 
-def test_application_default_credentials(tmp_path: Path, host: str) -> None:
+def test_application_default_credentials(tmp_path: Path, tokens: Tokens) -> None:
     file = tmp_path / "application_default_credentials.json"
-    file.write_text(json.dumps(service_account(f"http://{host}/token")))
+    file.write_text(json.dumps(service_account(f"{tokens.url}/token")))
     assert from_google({"GOOGLE_APPLICATION_CREDENTIALS": str(file)}) == Credentials(OAUTH2, "t0ken")
     with pytest.raises(SourceError, match=rf"{file}: .*invalid_grant"):
         from_google({"CLOUDSDK_CONFIG": str(tmp_path)})
@@ -278,7 +267,7 @@ def test_application_default_credentials(tmp_path: Path, host: str) -> None:
     gcloud.mkdir(parents=True)
     file.rename(gcloud / file.name)
     assert from_google({"HOME": str(tmp_path / "home")}) == Credentials(OAUTH2, "t0ken")
-    assert len(Tokens.asked) == 3
+    assert tokens.asked == 3
 
 
 def test_application_default_credentials_that_are_broken(tmp_path: Path) -> None:
@@ -299,9 +288,9 @@ def test_elsewhere_no_machine_of_googles_is_asked(tmp_path: Path) -> None:
     assert from_google({}) is None
 
 
-def test_on_a_machine_of_googles_it_is_asked(tmp_path: Path, host: str) -> None:
+def test_on_a_machine_of_googles_it_is_asked(tmp_path: Path, tokens: Tokens) -> None:
     """google.auth reads where the metadata server is when it is imported: this takes a separate process."""
-    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "GCE_METADATA_HOST": host}
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "GCE_METADATA_HOST": tokens.host}
     code = f"import os; from {from_google.__module__} import from_google; print(from_google(os.environ).password)"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)

@@ -10,7 +10,8 @@ from urllib.parse import unquote
 import pytest
 
 from launch_train.common.config import local_paths, problems
-from tests.train.hub import Hub, run_with_hub, serve
+from launcher.testing.httpserver import Head, Response
+from tests.train.hub import Hub, refusal, run_with_hub
 
 FILES = {
     "main": {"README.md": "about", "data/train-0.jsonl": "a", "data/validation-0.jsonl": "b", "extra/x.jsonl": "c"},
@@ -21,28 +22,28 @@ FILES = {
 class DataSets(Hub):
     """A hub with the data sets org/set (FILES), org/other (only a copy) and org/gated."""
 
-    def answer(self) -> None:
-        path = unquote(self.path.partition("?")[0]).strip("/").removeprefix("api/").removeprefix("datasets/")
+    def answer(self, head: Head) -> Response:
+        path = unquote(head.path).strip("/").removeprefix("api/").removeprefix("datasets/")
         kind = next((word for word in ("/revision/", "/resolve/", "/tree/") if word in path), "/revision/")
         repo, _, rest = path.partition(kind)
         if repo == "org/gated":
-            return self.refuse("GatedRepo", 403)
+            return refusal("GatedRepo", 403)
         if repo not in ("org/set", "org/other"):
-            return self.refuse("RepoNotFound")
+            return refusal("RepoNotFound")
         if kind == "/resolve/":
             commit, _, name = rest.partition("/")
             letter = FILES["main" if commit[0] == "1" else "refs/convert/parquet"][name]
             data = (json.dumps({"text": letter * 50}) + "\n").encode() * 20
-            return self.end(200, {"ETag": f'"{commit[0]}-{letter}"', "X-Repo-Commit": commit}, data)
+            return Response(data, headers={"ETag": f'"{commit[0]}-{letter}"', "X-Repo-Commit": commit})
         revision = {"1" * 40: "main", "2" * 40: "refs/convert/parquet"}.get(rest, rest or "main")
         if revision not in FILES:
-            return self.refuse("RevisionNotFound")
+            return refusal("RevisionNotFound")
         files = {"README.md": ""} if (repo, revision) == ("org/other", "main") else FILES[revision]
         about: Any = {"id": repo, "sha": ("1" if revision == "main" else "2") * 40}
         about["siblings"] = [{"rfilename": name} for name in files]
         if kind == "/tree/":
             about = [{"type": "file", "path": name, "size": 1, "oid": "0"} for name in files]
-        return self.end(200, {"Content-Type": "application/json"}, json.dumps(about).encode())
+        return Response(json.dumps(about).encode(), headers={"Content-Type": "application/json"})
 
 
 PROGRAM = """
@@ -66,8 +67,8 @@ for path in sys.argv[1:]:
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     paths = ("hf:org/set/data/*", "hf:org/set@main/extra/*.jsonl", "hf:org/other/two/*")
     wrong = ("hf:org/set/*.csv", "hf:org/set", "hf:org/other", "hf:org/gated", "hf:org/none", "hf:org/set@v9")
-    with serve(DataSets) as url:
-        lines = run_with_hub(url, tmp_path_factory.mktemp("cache"), PROGRAM, *paths, *wrong)
+    with DataSets() as hub:
+        lines = run_with_hub(hub.url, tmp_path_factory.mktemp("cache"), PROGRAM, *paths, *wrong)
     return dict(zip((*paths, *wrong), lines, strict=True))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,8 @@ from launch_train.common.errors import UsageError
 from launch_train.data import open_data
 from launch_train.distributed.process_group import Ranks
 from launch_train.models import blocks, build_model, flops_per_sample, hub, resolve_task
-from tests.train.hub import Hub, run_with_hub, serve
+from launcher.testing.httpserver import Head, Response
+from tests.train.hub import Hub, refusal, run_with_hub
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -193,37 +193,39 @@ def test_what_cannot_be_built(model: dict[str, Any], source: Any, said: str) -> 
 
 
 class Models(Hub):
-    """A hub that has the files of `folder` as org/model."""
+    """A hub that has the files of `folder` as org/model. `seen` are the requests."""
 
-    folder: Path
-    seen: list[str]
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.seen: list[str] = []
 
-    def answer(self) -> None:
-        self.seen.append(f"{self.command} {self.path} {self.headers.get('Authorization', '')}".strip())
-        parts = self.path.partition("?")[0].strip("/").split("/")
+    def answer(self, head: Head) -> Response:
+        path = f"{head.path}?{head.query}".rstrip("?")
+        self.seen.append(f"{head.method} {path} {head.headers.get('authorization', '')}".strip())
+        parts = head.path.strip("/").split("/")
         if parts[0] == "broken":
-            return self.end(503, {})
+            return Response(status=503)
         if parts[:2] == ["org", "silent"]:
-            time.sleep(3)
+            return Response(wait=3)
         if parts[:2] == ["org", "gated"]:
-            return self.refuse("GatedRepo", 403)
+            return refusal("GatedRepo", 403)
         if parts[:2] != ["org", "model"] and parts[0] != "shortname":
-            return self.refuse("RepoNotFound")
-        path = self.folder / parts[-1]
-        if not path.is_file():
-            return self.refuse("EntryNotFound")
-        data = path.read_bytes()
-        return self.end(200, {"ETag": f'"{len(data)}-{parts[-1]}"', "X-Repo-Commit": "1" * 40}, data)
+            return refusal("RepoNotFound")
+        file = self.folder / parts[-1]
+        if not file.is_file():
+            return refusal("EntryNotFound")
+        data = file.read_bytes()
+        return Response(data, headers={"ETag": f'"{len(data)}-{parts[-1]}"', "X-Repo-Commit": "1" * 40})
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[str]]]:
-    """The address of a hub with a small Llama, and what it was asked."""
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    """A hub with a small Llama."""
     folder = tmp_path_factory.mktemp("hub")
     made(LLAMA).model.save_pretrained(folder)
-    seen: list[str] = []
-    with serve(type("Served", (Models,), {"folder": folder, "seen": seen})) as url:
-        yield url, seen
+    with Models(folder) as hub:
+        yield hub
 
 
 PROGRAM = """
@@ -246,9 +248,9 @@ for text in sys.argv[1:]:
 
 
 @pytest.fixture(scope="module")
-def answers(served: tuple[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def answers(served: Models, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What came of each model of a hub; of the last ones when it was broken."""
-    url, _ = served
+    url = served.url
     cache = tmp_path_factory.mktemp("cache")
     there: dict[str, dict[str, Any]] = {
         "pretrained": {"name": "hf:org/model", "pretrained": True},
@@ -270,19 +272,19 @@ def answers(served: tuple[str, list[str]], tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.slow(turn=0)
 def test_a_model_of_the_hub_with_its_weights_and_with_fresh_ones(
-    served: tuple[str, list[str]], answers: dict[str, dict[str, Any]]
+    served: Models, answers: dict[str, dict[str, Any]]
 ) -> None:
     weights = made(LLAMA).model.model.embed_tokens.weight.double().sum().item()
     assert answers["pretrained"] == {"layers": 2, "sum": weights, "training": True, "dtype": "torch.float32"}
     assert answers["fresh"]["sum"] != weights
     assert answers["wider"]["layers"] == 3
     assert "did you mean num_hidden_layers?" in answers["wrong"]["error"]
-    assert any("Bearer hf_secret" in line for line in served[1])
+    assert any("Bearer hf_secret" in line for line in served.seen)
 
 
 @pytest.mark.slow(turn=0)
-def test_what_the_hub_does_not_have(served: tuple[str, list[str]], answers: dict[str, dict[str, Any]]) -> None:
-    url, silent = served[0], answers["silent"]
+def test_what_the_hub_does_not_have(served: Models, answers: dict[str, dict[str, Any]]) -> None:
+    url, silent = served.url, answers["silent"]
     assert f"model not found at {url}, or it is private: give a token in HF_TOKEN" in answers["nothing"]["error"]
     assert f"is gated: accept its terms at {url}/org/gated" in answers["gated"]["error"]
     assert f"{url} can't be reached (no answer within 1 s), and nothing is cached here" in silent["error"]
@@ -291,11 +293,9 @@ def test_what_the_hub_does_not_have(served: tuple[str, list[str]], answers: dict
 
 
 @pytest.mark.slow(turn=0)
-def test_a_hub_that_is_broken_is_asked_once_a_model(
-    served: tuple[str, list[str]], answers: dict[str, dict[str, Any]]
-) -> None:
+def test_a_hub_that_is_broken_is_asked_once_a_model(served: Models, answers: dict[str, dict[str, Any]]) -> None:
     """What is cached is used, without asking for each of its files."""
-    url, seen = served
+    url, seen = served.url, served.seen
     assert answers["cached"] == answers["pretrained"]
     assert f"model: hf:org/other: {url}/broken can't be reached (" in answers["other"]["error"]
     assert "503" in answers["other"]["error"]
@@ -306,9 +306,9 @@ def test_a_hub_that_is_broken_is_asked_once_a_model(
 
 @pytest.mark.slow(turn=0)
 def test_a_pretrained_model_whose_name_has_no_organisation_is_one_of_the_hub(
-    served: tuple[str, list[str]], answers: dict[str, dict[str, Any]]
+    served: Models, answers: dict[str, dict[str, Any]]
 ) -> None:
     assert answers["short"] == answers["pretrained"]
-    assert f"hf:llama: model not found at {served[0]}" in answers["type"]["error"]
+    assert f"hf:llama: model not found at {served.url}" in answers["type"]["error"]
     assert "hf:ORG/NAME" in answers["type"]["error"]
-    assert f"hf:distilgpt2: {served[0]}/broken can't be reached" in answers["unreachable"]["error"]
+    assert f"hf:distilgpt2: {served.url}/broken can't be reached" in answers["unreachable"]["error"]

@@ -19,7 +19,7 @@ from launch_train.common.contract import Exit
 from launch_train.common.heartbeat import Beat, Heartbeat
 from launch_train.node import hang_detection
 from launch_train.node.hang_detection import HangDetector
-from tests.train.node.test_notify import listening
+from tests.train.node.test_notify import Hook
 from tests.train.nodes import REPOSITORY, Machines, machines
 from tests.train.trials import CONFIG, losses
 
@@ -101,7 +101,7 @@ def test_a_script_hangs_only_by_its_own_setting(one: Machines, after: str, resta
 @pytest.mark.slow
 def test_a_command_that_is_no_python_is_started_again_too(one: Machines) -> None:
     command = ("sh", "-c", "echo started; [ $LAUNCH_GENERATION != 0 ] || sleep 60")
-    with listening() as hook:
+    with Hook() as hook:
         told = json.dumps({"webhook": hook.url, "on": ["stalled", "finished"]})
         env = {contract.HANG_AFTER: "1", contract.NOTIFY: told}
         node = one.start("--command", "--", *command, env=env, timing=QUICK)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launch_train.common.contract import Exit
-from tests.train.node.test_notify import listening
+from tests.train.node.test_notify import Hook
 from tests.train.nodes import REPOSITORY, Machines, cluster_spec, machines, until
 
 
@@ -62,7 +62,7 @@ def test_what_fails_twice_before_its_first_step_is_not_started_again(one: Machin
         "print('generation', os.environ['LAUNCH_GENERATION'], 'LAUNCH_NOTIFY' in os.environ)\n"
         "raise SystemExit(5)"
     )
-    with listening() as hook:
+    with Hook() as hook:
         told = {"webhook": hook.url, "on": ["failed", "finished"]}
         node = one.start("--script", "work.py", env={"LAUNCH_NOTIFY": json.dumps(told)})
         assert node.wait() == Exit.FAILED

@@ -7,9 +7,6 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ from launch_train.node.exit_status import End
 from launch_train.node.generation import StopRequest
 from launch_train.node.notify import CostMeter, Notifier, Settings, event_of, newest_row, post, slack
 from launcher.testing.googlecloud import GoogleCloud
+from launcher.testing.httpserver import Head, LoopbackServer, Response
 
 RUN = "gpt-1a2b3c4d"
 EVENTS = ("preempted", "failed", "finished", "stalled")
@@ -35,48 +33,24 @@ PLAN = {
 ENTRY = {"region": "r", "machine": "m", "provisioning": "spot", "time": 1.0}
 
 
-class Hook(ThreadingHTTPServer):
+class Hook(LoopbackServer):
     """A webhook on loopback that answers with the codes in turn, then with 200. `hang`: it never answers."""
 
-    def __init__(self, codes: Sequence[int] = (), *, hang: bool = False) -> None:
+    def __init__(self, *codes: int, hang: bool = False) -> None:
+        super().__init__(self.answer, "webhook")
         self.codes, self.hang = [*codes], hang
         self.bodies: list[dict[str, Any]] = []
-        self.released = threading.Event()
-        super().__init__(("127.0.0.1", 0), Answering)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/s3cr3t"
+        return f"{super().url}/s3cr3t"
 
-
-class Answering(BaseHTTPRequestHandler):
-    server: Hook
-
-    def do_POST(self) -> None:
-        self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        if self.server.hang:
-            self.server.released.wait(10)
-        code = self.server.codes.pop(0) if self.server.codes else 200
-        self.send_response(code)
-        if 300 <= code < 400:
-            self.send_header("Location", "/elsewhere")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002 - the base class's name
-
-
-@contextmanager
-def listening(*codes: int, hang: bool = False) -> Iterator[Hook]:
-    with Hook(codes, hang=hang) as hook:
-        thread = threading.Thread(target=hook.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        thread.start()
-        try:
-            yield hook
-        finally:
-            hook.released.set()
-            hook.shutdown()
-            thread.join()
+    def answer(self, head: Head) -> Response:
+        self.bodies.append(json.loads(head.read(None)))
+        if self.hang:
+            return Response(head=False, then="hold")
+        code = self.codes.pop(0) if self.codes else 200
+        return Response(status=code, headers={"Location": "/elsewhere"} if 300 <= code < 400 else {})
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +83,7 @@ def notifier(
 
 
 def test_a_message_says_what_happened_and_what_to_do(run: LocalFolder, said: list[str]) -> None:
-    with listening() as hook:
+    with Hook() as hook:
         one = notifier(run, hook.url, said)
         one.close(End(Exit.FAILED, "node 0: exit code 1; token s3cr3t-token"), 5.0)
     (body,) = hook.bodies
@@ -131,7 +105,7 @@ def test_a_message_says_what_happened_and_what_to_do(run: LocalFolder, said: lis
 
 
 def test_each_event_is_sent_once_whoever_sees_it(run: LocalFolder, said: list[str]) -> None:
-    with listening() as hook:
+    with Hook() as hook:
         for node in (0, 1, 0):  # two nodes, and one that starts again
             one = notifier(run, hook.url, said, node=node)
             one.note("stalled", f"node {node}: hung")
@@ -141,7 +115,7 @@ def test_each_event_is_sent_once_whoever_sees_it(run: LocalFolder, said: list[st
 
 
 def test_only_the_events_of_the_spec_are_sent(run: LocalFolder, said: list[str]) -> None:
-    with listening() as hook:
+    with Hook() as hook:
         one = notifier(run, hook.url, said, on=("failed",))
         one.note("stalled", "hung")
         one.close(End(Exit.OK, "done"), 5.0)
@@ -150,7 +124,7 @@ def test_only_the_events_of_the_spec_are_sent(run: LocalFolder, said: list[str])
 
 def test_a_preemption_is_sent_while_the_processes_still_save(run: LocalFolder, said: list[str]) -> None:
     stop, sent = StopRequest(), threading.Event()
-    with listening() as hook:
+    with Hook() as hook:
         one = notifier(run, hook.url, said, stop=stop)
         stop.note(signal.SIGTERM, ctrl_c=False)
         until = time.monotonic() + 5
@@ -202,7 +176,7 @@ def test_an_unreadable_cost_does_not_count_as_zero(run: LocalFolder, monkeypatch
 @pytest.mark.parametrize(("usd", "sent"), [(79.9, 0), (80.1, 1)])
 def test_the_share_of_the_cost_limit(run: LocalFolder, said: list[str], usd: float, sent: int) -> None:
     run.write(runfolder.COST, json.dumps({"usd": usd}).encode())
-    with listening() as hook:
+    with Hook() as hook:
         for _ in range(2):
             notifier(run, hook.url, said, on=("cost>80%",), usd=100.0).close(None, 5.0)
     assert [body["next"] for body in hook.bodies] == [f"launch cancel {RUN}"] * sent
@@ -210,7 +184,7 @@ def test_the_share_of_the_cost_limit(run: LocalFolder, said: list[str], usd: flo
 
 def test_a_price_that_is_unknown_is_not_guessed(run: LocalFolder, said: list[str]) -> None:
     run.write(runfolder.PLAN, b"{}")
-    with listening() as hook:
+    with Hook() as hook:
         one = notifier(run, hook.url, said, on=("cost>1%", "finished"), usd=0.01)
         one.close(End(Exit.OK, "done"), 5.0)
     (body,) = hook.bodies
@@ -218,7 +192,7 @@ def test_a_price_that_is_unknown_is_not_guessed(run: LocalFolder, said: list[str
 
 
 def test_an_answer_of_500_is_tried_again(run: LocalFolder, said: list[str]) -> None:
-    with listening(500, 503) as hook:
+    with Hook(500, 503) as hook:
         notifier(run, hook.url, said).close(End(Exit.OK, "done"), 5.0)
     assert (len(hook.bodies), said) == (3, [])
 
@@ -229,7 +203,7 @@ def test_an_answer_of_500_is_tried_again(run: LocalFolder, said: list[str]) -> N
 def test_a_refusal_or_a_redirect_is_a_warning(
     run: LocalFolder, said: list[str], codes: tuple[int, ...], problem: str
 ) -> None:
-    with listening(*codes) as hook:
+    with Hook(*codes) as hook:
         notifier(run, hook.url, said).close(End(Exit.OK, "done"), 5.0)
         assert len(hook.bodies) == notify.TRIES  # a redirect is not followed
     (line,) = said
@@ -238,7 +212,7 @@ def test_a_refusal_or_a_redirect_is_a_warning(
 
 
 def test_a_webhook_that_hangs_delays_the_end_up_to_its_time_limit(run: LocalFolder, said: list[str]) -> None:
-    with listening(hang=True) as hook:
+    with Hook(hang=True) as hook:
         one, began = notifier(run, hook.url, said), time.monotonic()
         one.close(End(Exit.OK, "done"), 0.1)
         assert time.monotonic() - began < 5
@@ -254,7 +228,7 @@ def test_without_the_record_nothing_is_sent(run: LocalFolder, said: list[str], m
     def full(self: LocalFolder, name: str, *args: Any, **options: Any) -> str:
         raise OSError("the disk is full")
 
-    with listening() as hook:
+    with Hook() as hook:
         monkeypatch.setattr(LocalFolder, "write", full)
         notifier(run, hook.url, said).close(End(Exit.OK, "done"), 5.0)
     assert hook.bodies == []
@@ -263,7 +237,7 @@ def test_without_the_record_nothing_is_sent(run: LocalFolder, said: list[str], m
 
 def test_the_url_comes_from_secret_manager(run: LocalFolder, said: list[str], cloud: GoogleCloud) -> None:
     version = "projects/my-project/secrets/hook/versions/latest"
-    with listening() as hook:
+    with Hook() as hook:
         for secret in (b"", f"{hook.url}\n".encode()):  # it does not exist yet when the first node starts
             if secret:
                 cloud.secrets.add("hook", secret)

@@ -22,7 +22,7 @@ from launch_train.common.storage import LocalFolder, open_storage
 from launch_train.export import export, find_checkpoint
 from launch_train.trainer import init_from
 from launcher.testing.googlecloud import GoogleCloud
-from tests.train.hub import run_with_hub, serve
+from tests.train.hub import run_with_hub
 from tests.train.models import test_hugging_face
 from tests.train.trials import differences, losses, preempted, read, train
 
@@ -237,8 +237,8 @@ def test_a_model_of_the_hub(tmp_path: Path) -> None:
     model.save_pretrained(folder, max_shard_size="20KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
     words = [json.dumps(test_hugging_face.LLAMA), "hf:org/model", "hf:org/nothing"]
-    with serve(type("Served", (test_hugging_face.Models,), {"folder": folder, "seen": []})) as url:
-        loaded, missing = run_with_hub(url, tmp_path / "cache", FROM_HUB, *words)
+    with test_hugging_face.Models(folder) as hub:
+        loaded, missing = run_with_hub(hub.url, tmp_path / "cache", FROM_HUB, *words)
     assert loaded == {"complete": True, "sum": model.model.embed_tokens.weight.double().sum().item()}
     assert missing == {"error": "UsageError"}
 

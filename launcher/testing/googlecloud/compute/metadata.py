@@ -14,8 +14,7 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import unquote
 
 from launcher.testing.googlecloud.compute.instance_checks import last
@@ -23,7 +22,7 @@ from launcher.testing.googlecloud.compute.instances import enabled
 from launcher.testing.googlecloud.compute.vms import Vm, fingerprint
 from launcher.testing.googlecloud.server import GoogleCloud
 from launcher.testing.googlecloud.wire import Request, Response
-from launcher.testing.httpserver import Server, handler
+from launcher.testing.httpserver import LoopbackServer
 
 ROOT = "/computeMetadata/v1"
 FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
@@ -35,7 +34,7 @@ GONE = Response(head=False, shown=0, then="reset")
 Tree = dict[str, Any]
 
 
-class MetadataServer:
+class MetadataServer(LoopbackServer):
     """The metadata server of one VM, as a context manager. `expires_in` is the reported lifetime of a token."""
 
     def __init__(self, cloud: GoogleCloud, zone: str, name: str, *, expires_in: int = 3599) -> None:
@@ -43,13 +42,8 @@ class MetadataServer:
         self.number = cloud.compute.vm(name, zone).number
         self.expires_in = expires_in
         self.requests: list[Request] = []
-        self._server = Server(
-            0, handler(lambda head: self._serve(Request.of(head)), cloud.compute.timeline.now), "metadata-server"
-        )
-
-    @property
-    def address(self) -> str:
-        return self._server.host
+        clock = cloud.compute.timeline.now
+        super().__init__(lambda head: self._serve(Request.of(head)), "metadata-server", clock=clock)
 
     @property
     def token(self) -> str:
@@ -62,14 +56,7 @@ class MetadataServer:
 
     def environ(self) -> dict[str, str]:
         """Return the environment that leads Google's libraries here. NO_GCE_CHECK must not be set in it."""
-        return {"GCE_METADATA_HOST": self.address, "GCE_METADATA_IP": self.address, "GCE_METADATA_ROOT": self.address}
-
-    def __enter__(self) -> Self:
-        self._server.thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._server.stop()
+        return dict.fromkeys(("GCE_METADATA_HOST", "GCE_METADATA_IP", "GCE_METADATA_ROOT"), self.host)
 
     def _serve(self, request: Request) -> Response:
         self.requests.append(request)
