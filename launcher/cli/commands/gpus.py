@@ -120,7 +120,10 @@ def query_of(
         for model in provisioning:
             check_word(model, "--provisioning", MODELS)
         checked["models"] = tuple(model for model in MODELS if model in provisioning)
-    memory_gb = gigabytes(memory) if memory else None
+    size = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)\s*(?:GB?|GiB)?", (memory or "").strip(), re.IGNORECASE)
+    if memory and not size:
+        raise UsageError(f"--memory: invalid size {memory[:80]!r}", "For example: --memory 40GB")
+    memory_gb = float(size[1]) if size else None
     return OfferQuery(type=type, memory_gb=memory_gb, max_usd=max_usd, sort=sort.value, **checked)
 
 
@@ -142,11 +145,3 @@ def check_word(word: str, flag: str, known: Any) -> None:
     if word not in known:
         every = f"Use {either(known)}" if len(known) < 10 else "launch gpus --region any lists all regions with GPUs"
         raise UsageError(f"{flag}: unknown value {word[:80]!r}", did_you_mean(near(word, known), every))
-
-
-def gigabytes(text: str) -> float:
-    """Return the GB of `40GB`, `40 GB` or `40`. Raises UsageError."""
-    match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)\s*(?:GB?|GiB)?", text.strip(), re.IGNORECASE)
-    if not match:
-        raise UsageError(f"--memory: invalid size {text[:80]!r}", "For example: --memory 40GB")
-    return float(match[1])

@@ -6,7 +6,13 @@ from typing import Annotated
 
 import typer
 
+from launcher.cli.flows.find_run import find_run
 from launcher.cli.options import Last, Regions, RunName
+from launcher.cli.ui.streams import say
+from launcher.inputs.gather import full_path
+from launcher.runs.moving import move_run
+from launcher.runs.on_host import host_and_run, remember
+from launcher.text import relative
 
 
 def move(
@@ -23,13 +29,6 @@ def move(
     Copies its folder, checks each file, and closes the old folder: no start continues there any more. The command can
     be repeated after an interruption. `launch rm` deletes the old folder.
     """
-    from launcher.cli.flows.find_run import find_run
-    from launcher.cli.ui.streams import say
-    from launcher.inputs.gather import full_path
-    from launcher.runs.moving import move_run
-    from launcher.runs.on_host import host_and_run, remember
-    from launcher.text import relative
-
     place = to if to.startswith(("gs://", "ssh://")) else full_path(to)
     moved = find_run(run, regions, last=last)
     folder = move_run(moved, place, say)

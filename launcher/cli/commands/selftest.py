@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -235,7 +236,7 @@ def results(kit: Kit, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "region": kit.region,
         "python": platform.python_version(),
         "system": platform.system(),
-        "packages": {name: version_of(name) for name in packages},
+        "packages": {name: or_empty(partial(metadata.version, name)) for name in packages},
         "steps": [outcome.as_data() for outcome in outcomes],
     }
 
@@ -247,14 +248,6 @@ def revision(root: Path) -> str:
         return ""
     at = commit(root)
     return at.revision if at else ""
-
-
-def version_of(package: str) -> str:
-    """Return a package's version, or an empty text if it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def check_folder() -> None:
@@ -290,7 +283,8 @@ def known_values(kit: Kit) -> dict[str, str]:
 
 
 def or_empty(read: Callable[[], str]) -> str:
-    """Return what `read` returns, or an empty text if this machine has no such name (as a uid in some containers)."""
+    """Return what `read` returns, or an empty text if this machine has no such name (as a uid in some containers) or
+    package."""
     try:
         return read()
     except (KeyError, OSError, ImportError, RuntimeError, ValueError):

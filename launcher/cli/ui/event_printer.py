@@ -115,10 +115,12 @@ class EventPrinter:
         self.close()  # the progress of the last attempt
         if event.job.is_here:  # its end names the folder
             return
-        planned = attempt_of(self._plan, event.job)
+        job, planned = event.job, attempt_of(self._plan, event.job)
         number = f"{event.number}: " if event.number else ""
         there = "" if event.created else " (already exists)"
-        for line in labelled("attempt", f"{number}{attempt_place(event.job, planned)}{there}"):
+        where = f"on {job.place}" if job.target == "on" else f"{provisioning_of(job)} in {job.place}, {machine_of(job)}"
+        price = f", {expected_price(planned)}" if planned else ""
+        for line in labelled("attempt", f"{number}{where}{price}{there}"):
             self._print(line)
         self._print(f"{'vm' if event.job.zone else 'job':{LABEL}}{event.job.name}")  # in one piece, to be copied
         if url := console_url(event.job):
@@ -214,13 +216,6 @@ def attempt_of(plan: Plan | None, job: Job) -> Attempt | None:
         if (attempt.where, attempt.provisioning.partition(":")[0], attempt.machine_type) == wanted:
             return attempt
     return None
-
-
-def attempt_place(job: Job, planned: Attempt | None) -> str:
-    """Return `flex-start in us-central1, a3-highgpu-2g, ≈$12.87/h`."""
-    price = f", {expected_price(planned)}" if planned else ""
-    where = f"on {job.place}" if job.target == "on" else f"{provisioning_of(job)} in {job.place}, {machine_of(job)}"
-    return f"{where}{price}"
 
 
 def after(job: Job) -> str:

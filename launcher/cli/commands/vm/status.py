@@ -96,7 +96,11 @@ def read_snapshot(compute: Compute, machine: VmInstance) -> VmSnapshot:
 
 def vm_lines(snapshot: VmSnapshot) -> Iterator[str]:
     """Yield the page, in at most 80 columns."""
-    yield from wrapped(f"{snapshot.machine.name}  {headline(snapshot)}", WIDTH)
+    machine = snapshot.machine
+    state = "stopped" if machine.status in DOWN else machine.status
+    if machine.status == "RUNNING" and machine.started is not None:
+        state = f"running for {elapsed(max(0.0, snapshot.now - machine.started))}"
+    yield from wrapped(f"{machine.name}  {state}", WIDTH)
     yield ""
     for label, text in (*money(snapshot), *place_facts(snapshot)):
         yield from labelled(label, text)
@@ -106,14 +110,6 @@ def vm_lines(snapshot: VmSnapshot) -> Iterator[str]:
         how = f" failed: {error}" if (error := operation_error(operation)) else ""
         kind = operation.kind.removeprefix("compute.instances.")
         yield from labelled("" if number else "events", f"{utc_stamp(operation.inserted)} {kind}{how}")
-
-
-def headline(snapshot: VmSnapshot) -> str:
-    """Return `running for 3 h 12 min`, `stopped` or the state."""
-    machine = snapshot.machine
-    if machine.status == "RUNNING" and machine.started is not None:
-        return f"running for {elapsed(max(0.0, snapshot.now - machine.started))}"
-    return "stopped" if machine.status in DOWN else machine.status
 
 
 def money(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
