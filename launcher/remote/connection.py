@@ -14,7 +14,7 @@ import re
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import IO, Final, NamedTuple
@@ -31,8 +31,9 @@ ANSWER_SECONDS: Final = 60.0
 NO_SSH: Final = ("ssh is not installed", "Install OpenSSH's client: apt-get install openssh-client")
 FAILED: Final = 255
 """ssh's exit code for its own failures."""
-LONGEST_PATH: Final = 60
-"""Of the folder for connections: the path of a socket has at most 107 characters, 41 of them ssh's own name for it."""
+LONGEST_PATH: Final = 45
+"""Of the folder for connections: the path of a socket has at most 107 characters, 58 of them ssh's own name for it
+while it is made."""
 
 
 ADDRESS: Final = re.compile(r"((?:[^\s@/:-][^\s@/:]*@)?)(\[[0-9A-Fa-f:]+\]|[^\s@/:\[\]-][^\s@/:\[\]]*)(?::(\d{1,5}))?")
@@ -88,7 +89,7 @@ class Connection:
             "ControlPath": f"{sockets()}/%C",
             "ControlPersist": str(PERSIST_SECONDS),
         }
-        encoded = base64.b64encode(f"printf '\\002launch\\002\\n'\n{script}".encode()).decode()
+        encoded = base64.b64encode(f"umask 077; printf '\\002launch\\002\\n'\n{script}".encode()).decode()
         settings = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
         return ["ssh", *settings, *self.host.words, f"sh -c 'eval \"$(echo {encoded} | base64 -d)\"'"]
 
@@ -116,8 +117,8 @@ class Connection:
             late = f"{self.host.name} gave no answer for {seconds:.0f} s"
             raise UnreachableError(late, "Try again in a moment.") from None
         _, mark, output = ran.stdout.partition(MARK)
-        if ran.returncode == FAILED and not mark:
-            raise self.explained(text)
+        if ran.returncode == FAILED:
+            raise UnreachableError(f"the connection to {self.host.name} was lost") if mark else self.explained(text)
         if ran.returncode:
             said = text or printable(output)
             error = CommandFailed(f"{self.host.name}: {said or f'exit code {ran.returncode}'}")
@@ -138,11 +139,18 @@ class Connection:
         except FileNotFoundError:
             raise LaunchError(*NO_SSH) from None
 
-    def send(self, files: Iterable[tuple[str, Path]], folder: str, *, texts: Mapping[str, str] | None = None) -> None:
+    def send(
+        self,
+        files: Iterable[tuple[str, Path]],
+        folder: str,
+        *,
+        texts: Mapping[str, str] | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         """Send files to a new folder on the host (a shell word), whole or not at all; nothing if it exists.
 
         `files`: pairs of the name there and the path here; links are sent as links. `texts`: files by their content,
-        which are programs.
+        which are programs. `check` is called when all are packed, and raises if they are not what they should be.
         """
         with tempfile.TemporaryFile() as archive:
             with tarfile.open(fileobj=archive, mode="w:gz", compresslevel=1) as tar:
@@ -153,11 +161,12 @@ class Connection:
                         Path(program.name).write_text(text, encoding="utf-8")
                         Path(program.name).chmod(0o755 if name.partition("/")[2].startswith("bin/") else 0o644)
                         tar.add(program.name, name)
+            check()
             archive.seek(0)
             script = f"""
 set -e; to={folder}; [ -e "$to" ] && exit 0
 part="$to.part-$$"; mkdir -p "$part"; trap 'rm -rf "$part"' EXIT
-tar -xzf - -C "$part"; mv -T "$part" "$to" 2>/dev/null || [ -e "$to" ]
+tar --no-same-owner -xzf - -C "$part"; mv -T "$part" "$to" 2>/dev/null || [ -e "$to" ]
 """
             self.run(script, stdin=archive, seconds=3600.0)
 

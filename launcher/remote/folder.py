@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from launch_train.common.storage import OutputError, UnreachableError
+from launch_train.common.storage.local import ForeignFileError
 from launch_train.common.storage.names import Buffer, as_bytes
 from launch_train.host.folder_server import MARK, receive, send
 from launcher import errors
@@ -58,27 +59,10 @@ class HostFolder:
         return type(self)(self.url, seconds, self._server)
 
     def write(self, name: str, data: Buffer, *, create: bool = False, crc32c: str = "") -> str:
-        content = bytes(as_bytes(data))
-        try:
-            return str(self._call({"method": "write", "name": name, "create": create}, content)[0])
-        except FileExistsError:
-            return self._own(name, content)
+        return str(self._call({"method": "write", "name": name, "create": create}, bytes(as_bytes(data)))[0])
 
     def swap(self, name: str, data: bytes, version: str) -> str:
-        try:
-            return str(self._call({"method": "swap", "name": name, "version": version}, data)[0])
-        except FileExistsError:
-            return self._own(name, data)
-
-    def _own(self, name: str, content: bytes) -> str:
-        """Return the version of an object if it has the content that was to be written: then this call wrote it, and
-        its first answer was lost. Raises FileExistsError."""
-        if self._server.is_repeated:
-            with suppress(FileNotFoundError):
-                present, version = self.read_version(name)
-                if present == content:
-                    return version
-        raise FileExistsError(f"{self.url}/{name} exists, or has another version")
+        return str(self._call({"method": "swap", "name": name, "version": version}, data)[0])
 
     def write_file(self, name: str, path: Path) -> None:
         self.write(name, path.read_bytes())
@@ -103,14 +87,21 @@ class HostFolder:
         return 0.0
 
     def _call(self, request: Mapping[str, Any], data: bytes = b"") -> tuple[Any, bytes]:
-        answer, content = self._server.call(request, data, self._seconds)
+        answer, content, is_repeated = self._server.call(request, data, self._seconds)
         match answer.get("error"):
             case None:
                 return answer["value"], content
             case "exists":
+                if is_repeated:  # the first answer was lost: an object with this content is this call's own
+                    with suppress(FileNotFoundError):
+                        present, version = self.read_version(request["name"])
+                        if present == data:
+                            return version, b""
                 raise FileExistsError(str(answer["text"]))
             case "missing":
                 raise FileNotFoundError(f"{self.url}/{request['name']}")
+            case "foreign":
+                raise ForeignFileError(str(answer["text"]))
         raise OutputError(str(answer["text"]))
 
 
@@ -123,29 +114,31 @@ class FolderServer:
         self._agent = Agent(connect(address.host))
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self.is_repeated = False
-        """The last request was sent twice, as the first answer was lost."""
         servers.add(self)
 
-    def call(self, request: Mapping[str, Any], data: bytes, seconds: float) -> tuple[dict[str, Any], bytes]:
-        """Send a request and return the answer and its bytes; once more over a new connection if there is none.
+    def call(self, request: Mapping[str, Any], data: bytes, seconds: float) -> tuple[dict[str, Any], bytes, bool]:
+        """Send a request; return the answer, its bytes, and whether the request was sent twice, over a new connection,
+        as the first answer was lost.
 
         Raises UnreachableError: no answer within so many seconds, or no connection; OutputError: the host refuses it.
         """
         with self._lock:
-            self.is_repeated = False
+            is_repeated = False
             while True:
                 try:
                     process = self._process or self._start(seconds)
                     if process.stdin is None:
                         raise BrokenPipeError
                     send(process.stdin, request, data)
-                    return self._answer(process, seconds)
+                    return (*self._answer(process, seconds), is_repeated)
                 except (BrokenPipeError, ConnectionError, EOFError, ValueError) as error:
                     self.close()
-                    if self.is_repeated:
+                    if is_repeated:
                         raise UnreachableError(f"{self._address.host}: the connection was lost") from error
-                    self.is_repeated = True
+                    is_repeated = True
+                except BaseException:  # such as Ctrl-C: the answer would be taken for that of the next request
+                    self.close()
+                    raise
 
     def _start(self, seconds: float) -> subprocess.Popen[bytes]:
         """Start the server, and wait until it answers. Raises EOFError: it has ended."""

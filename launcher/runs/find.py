@@ -13,9 +13,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launch_train import runfolder
+from launch_train.common import contract
 from launcher import catalog
 from launcher.errors import LaunchError, UsageError
-from launcher.gcp.storage import open_folder
+from launcher.gcp.storage import open_folder, use_errors
 from launcher.jobs.job import RESOURCE, RUN_ID, RUN_LABEL, Job
 from launcher.remote.connection import connect
 from launcher.runs.context import ENGINE, LocalContext, RunContext
@@ -27,6 +28,7 @@ from launcher.text import did_you_mean, near
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launcher.runs.cloud import CloudContext
+    from launcher.runs.context import LaunchContext
 
 RUNS = "runs"
 """The default output of `launch local`, in the current folder."""
@@ -102,6 +104,29 @@ def exact_run(text: str) -> FoundRun | None:
     return None
 
 
+def run_without_job(host: str, run: str, context: HostContext) -> FoundRun | None:
+    """Return a run that was moved to the default folder of a host, where it has had no job; None: it is not there."""
+    path = f"~/launch/{RUNS}/{run}"
+    storage = open_folder(f"ssh://{host}/{path}")
+    with use_errors():
+        if runfolder.PLAN not in storage.list(runfolder.PLAN):
+            return None
+        created = storage.written(runfolder.PLAN)
+    env = [{"name": contract.RUN_FOLDER, "value": path}]
+    body = {"jobSpec": {"workerPoolSpecs": [{"containerSpec": {"env": env}}]}}
+    labels = {RUN_LABEL: run}
+    request_there = {"host": host, "labels": labels, "job": body}
+    job = Job(
+        name=f"on/{host}/{run}",
+        region=host,
+        state="INTERRUPTED",
+        created=created,
+        labels=labels,
+        request=request_there,
+    )
+    return FoundRun(id=run, jobs=(job,), context=context)
+
+
 def moved_to(folder: Path) -> str:
     """Return where a run has gone from its folder on this machine; empty: it is there."""
     try:
@@ -116,6 +141,8 @@ def host_run(host: str, text: str) -> FoundRun:
     context = HostContext(connection=connect(host))
     runs = grouped(context.find_jobs(f"labels.{RUN_LABEL}:*", ()).jobs, context)
     if run := next((run for run in runs if is_named(run.id, text)), None):
+        return run
+    if run := run_without_job(host, text, context):
         return run
     known = ", ".join(run.id for run in runs[:SHOWN]) or "none"
     raise NoSuchRun(
@@ -133,7 +160,15 @@ def named_runs(name: str) -> tuple[FoundRun, ...]:
     """Return the runs with a name in ./runs, newest first; then those on hosts."""
     folders = (folder for folder in run_folders(Path(RUNS)) if is_named(folder.name, name))
     here = tuple(run for folder in folders if (run := local_run(folder)))
-    return (*here, *(host_run(host, run) for run, host in remembered(lambda run: is_named(run, name)).items()))
+    there, errors = [], []
+    for known, host in remembered(lambda run: is_named(run, name)).items():
+        try:
+            there.append(host_run(host, known))
+        except LaunchError as error:  # a host that is gone must not hide the others
+            errors.append(error)
+    if errors and not here and not there:
+        raise errors[0]
+    return (*here, *there)
 
 
 def is_named(run: str, text: str) -> bool:
@@ -227,7 +262,7 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Fou
     return tuple(replace(run, unread=tuple(listing.unread)) for run in runs)
 
 
-def all_runs(cloud: CloudContext, regions: Sequence[str] | None) -> tuple[FoundRun, ...]:
+def all_runs(cloud: LaunchContext, regions: Sequence[str] | None) -> tuple[FoundRun, ...]:
     """Return all of launch's runs, newest first: on Vertex AI those in `regions` (default: all with GPUs), on VMs those
     in `regions` (default: all zones). Raises LaunchError: no region could be read."""
     places = searched(regions) if regions else catalog.load().gpu_regions

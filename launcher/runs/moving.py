@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from launch_train import runfolder
+from launch_train.common.storage.local import ForeignFileError
+from launch_train.runfolder import INCOMPLETE
 from launcher.errors import LaunchError, UsageError
 from launcher.gcp.storage import open_folder, use_errors
 from launcher.runs.cancelling import block_next
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 LAST: Final = (runfolder.LATEST, runfolder.PLAN)
 """Copied after everything else: without them the copy is no run."""
 REPORT_SECONDS: Final = 5.0
+FILE_SECONDS: Final = 3600.0
+"""For one file: a part of a checkpoint may have gigabytes."""
 
 
 def move_run(run: FoundRun, to: str, say: Callable[[str], None]) -> str:
@@ -42,20 +46,32 @@ def move_run(run: FoundRun, to: str, say: Callable[[str], None]) -> str:
     source, target = open_folder(run.folder), open_folder(f"{to.rstrip('/')}/{run.id}")
     if source.url == target.url:
         raise UsageError(f"{run.id} is already in {source.url}", "Name another place.")
+    source, target = source.within(FILE_SECONDS), target.within(FILE_SECONDS)
     with use_errors():
+        if json_field(content(source, runfolder.MOVED), "to") == target.url and not content(target, INCOMPLETE):
+            return target.url  # it has moved already, and may have gone on
         check_target(run.id, target, source.url)
         close(source, target.url)
         block_next(run, say)
         copy(source, target, say)
         target.delete(runfolder.MOVED)  # the run may have been here before
+        target.delete(INCOMPLETE)
     return target.url
+
+
+def content(storage: Storage, name: str) -> bytes:
+    """Return a file's content; empty if it does not exist."""
+    try:
+        return storage.read(name)
+    except FileNotFoundError:
+        return b""
 
 
 def check_target(run: str, target: Storage, source: str) -> None:
     """Check that a folder is empty, or that the run has left it, or is being moved there. Raises UsageError."""
     names = target.list()
-    if not names or runfolder.MOVED in names or runfolder.INCOMPLETE in names:
-        target.write(runfolder.INCOMPLETE, source.encode())
+    if not names or runfolder.MOVED in names or INCOMPLETE in names:
+        target.write(INCOMPLETE, source.encode())
         return
     fix = f"Delete it (launch rm {target.url}), or name another place."
     raise UsageError(f"{target.url} has another run {run}", fix)
@@ -73,11 +89,15 @@ def close(source: Storage, to: str) -> None:
 
 def copy(source: Storage, target: Storage, say: Callable[[str], None]) -> None:
     """Copy all files that the target lacks. Raises LaunchError: one was not copied whole."""
-    left_out = {runfolder.MOVED, runfolder.NOW, runfolder.INCOMPLETE}
+    left_out = {runfolder.MOVED, runfolder.NOW, INCOMPLETE}
     names = sorted({*source.list()} - left_out, key=lambda name: (name in LAST, name))
     there, copied, reported = {*target.list()}, 0, time.monotonic()
     for number, name in enumerate(names, start=1):
-        data, version = source.read_version(name)
+        try:
+            data, version = source.read_version(name)
+        except ForeignFileError:
+            say(f"{name} was left out: it is a link, a pipe or a device")
+            continue
         if name in there and target.read(name) == data:
             continue
         digest = hashlib.sha256(data).hexdigest()
@@ -90,4 +110,3 @@ def copy(source: Storage, target: Storage, say: Callable[[str], None]) -> None:
             say(f"{number} of {len(names)} files, {size_text(copied)}")
     for name in sorted({*target.list()} - {*names} - left_out):
         target.delete(name)  # of an earlier stay
-    target.delete(runfolder.INCOMPLETE)

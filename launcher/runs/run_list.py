@@ -28,7 +28,7 @@ from launcher.services.local.run_folder_job import jobs_below
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launcher.jobs.job import Job
-    from launcher.runs.cloud import CloudContext
+    from launcher.runs.context import LaunchContext
     from launcher.runs.metrics.progress import Progress
     from launcher.runs.sweep.find import Sweep
 
@@ -177,7 +177,7 @@ def newest_first(run: ListedRun) -> tuple[float, str]:
 
 
 def list_runs(
-    open_cloud: Callable[[], CloudContext],
+    open_cloud: Callable[[], LaunchContext],
     wanted: RunFilter,
     target: Literal["local", "cloud"] | None = None,
     folder: Path = Path(RUNS),
@@ -254,7 +254,7 @@ def with_local_progress(run: ListedRun) -> ListedRun:
         return replace(run, problem=run.problem or f"unreadable: {text}")
 
 
-def list_cloud(cloud: CloudContext, wanted: RunFilter, regions: Sequence[str] | None) -> list[ListedRun]:
+def list_cloud(cloud: LaunchContext, wanted: RunFilter, regions: Sequence[str] | None) -> list[ListedRun]:
     """Return the runs in the cloud, newest first. Raises LaunchError: no region could be read."""
     from launcher.runs.find import all_runs
 

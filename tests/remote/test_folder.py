@@ -71,3 +71,14 @@ def test_a_banner_and_fish_do_not_disturb(host: SshServer) -> None:
     login = host.folder / "login"
     login.write_text(login.read_text().replace("export HOME", "echo Welcome; printf 'no newline'; export HOME"))
     assert connect(NAME).run("echo $((40 + 2)) '$x'") == b"42 $x\n"
+
+
+def test_an_interrupted_call_does_not_take_the_next_answer(host: SshServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = folder.HostFolder(f"ssh://{NAME}/~/run")
+    storage.write("a", b"1")
+    storage.write("b", b"2")
+    with monkeypatch.context() as patch:  # as Ctrl-C does, between the request and its answer
+        patch.setattr(folder, "receive", lambda _reader: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            storage.read("a")
+    assert storage.read("b") == b"2"

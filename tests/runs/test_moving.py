@@ -124,3 +124,23 @@ def test_another_run_in_the_way_stays(tmp_path: Path) -> None:
         move_run(run, str(tmp_path / "a"), say)
     with run_folder.opened(str(tmp_path / "a" / RUN)):
         pass
+
+
+def test_a_repeated_move_leaves_what_the_run_did_since(tmp_path: Path) -> None:
+    move_run(a_run(tmp_path / "a"), str(tmp_path / "b"), say)
+    there = LocalFolder(tmp_path / "b" / RUN)
+    there.write("metrics/0002-0000-0000-000000.jsonl", b'{"step": 2, "loss": 0.5}\n')
+    move_run(found(tmp_path / "a"), str(tmp_path / "b"), say)
+    assert "metrics/0002-0000-0000-000000.jsonl" in there.list()
+    move_run(found(tmp_path / "b"), str(tmp_path / "c"), say)
+    move_run(found(tmp_path / "a"), str(tmp_path / "b"), say)
+    with pytest.raises(UsageError, match="was moved"), run_folder.opened(str(tmp_path / "b" / RUN)):
+        pass
+
+
+def test_a_link_is_left_out(tmp_path: Path) -> None:
+    run, said = a_run(tmp_path / "a"), list[str]()
+    (tmp_path / "a" / RUN / "last.ckpt").symlink_to("plan.json")
+    move_run(run, str(tmp_path / "b"), said.append)
+    assert said == ["last.ckpt was left out: it is a link, a pipe or a device"]
+    assert not (tmp_path / "b" / RUN / "last.ckpt").exists()

@@ -190,6 +190,32 @@ def test_a_cancelled_run_is_resumed_only_if_it_is_asked_for(host: SshServer, job
     assert len(jobs_on(host)) == 2
 
 
+@pytest.mark.slow
+def test_another_name_of_the_host_finds_the_same_job(
+    host: SshServer, job: Callable[[float], Path], tmp_path: Path
+) -> None:
+    settings = tmp_path / "ssh_config"
+    settings.write_text(settings.read_text().replace(f"Host {NAME}", f"Host {NAME} other"))
+    job(15)
+    assert launch("on", NAME, "job.yaml", "--cpu", "--detach").returncode == 0
+    seen = launch("on", "other", "job.yaml", "--cpu", "--detach")
+    assert seen.returncode == 0, seen.stderr
+    assert "cancelling" not in seen.stderr
+    assert [path.name for path in (host.home / "launch" / "jobs").glob("*/cancel")] == []
+    assert len(jobs_on(host)) == 1
+
+
+@pytest.mark.slow
+def test_a_cancelled_job_whose_supervisor_dies_stays_cancelled(host: SshServer) -> None:
+    service, job = OnHost(connect(NAME)), create(host_request("import time; time.sleep(60)"))
+    (host.home / "launch" / "jobs" / job.id / "cancel").touch()
+    kill(processes_of(host))
+    wait_until(lambda: service.get(job.name).is_over)
+    ended = service.get(job.name)
+    assert ended.state == "CANCELLED"
+    assert ended.ended
+
+
 # --- The host's side --------------------------------------------------------------------------------------------------
 
 
@@ -246,7 +272,7 @@ def test_only_free_gpus_are_taken(host: SshServer) -> None:
         check_gpus(facts["gpus"], "", 3, NAME)
     with pytest.raises(LaunchError, match="no usable GPU"):
         check_gpus([], "nvidia-smi is not installed", 1, NAME)
-    assert machine.holder(host.home / "launch", "GPU-b") == ""
+    assert (machine.holder("GPU-a"), machine.holder("GPU-b")) == ("tiny-0123abcd", "")
 
 
 # --- Connections ------------------------------------------------------------------------------------------------------

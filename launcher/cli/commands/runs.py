@@ -13,10 +13,12 @@ from launcher.cli.help_page import WHERE, option
 from launcher.cli.options import AllRuns, Mine, Output, OutputFormat, Regions, time_option
 from launcher.cli.ui import run_table
 from launcher.cli.ui.text import WIDTH
-from launcher.errors import UsageError
+from launcher.errors import UsageError, refuse_with
 from launcher.jobs.job import SWEEP_LABEL
+from launcher.remote.connection import connect
 from launcher.runs.find import RUNS
-from launcher.runs.run_list import RunFilter, list_runs
+from launcher.runs.on_host import HostContext
+from launcher.runs.run_list import RunFilter, RunList, list_runs
 from launcher.text import did_you_mean, either, near
 
 
@@ -24,6 +26,7 @@ def runs(
     *,
     local: Annotated[bool, option(WHERE, "--local", help="Only runs on this machine.")] = False,
     cloud: Annotated[bool, option(WHERE, "--cloud", help="Only runs in the cloud.")] = False,
+    on: Annotated[str | None, option(WHERE, "--on", help="Only runs on this host, by SSH.", metavar="HOST")] = None,
     folder: Annotated[
         Path | None, option(WHERE, "--folder", help="Folder of the local runs; default: ./runs.", metavar="DIR")
     ] = None,
@@ -63,6 +66,11 @@ def runs(
         labels=label_filter(labels or ()),
         since=None if since is None else time.time() - since,
     )
+    if on:
+        refuse_with("--on", {"--local": local, "--cloud": cloud, "--folder": folder, "--region": regions})
+        host = HostContext(connection=connect(on))
+        show_list(list_runs(lambda: host, wanted, "cloud"), wanted, output_format, everything=everything)
+        return
     show_runs(wanted, output_format, local=local, cloud=cloud, folder=folder, regions=regions, everything=everything)
 
 
@@ -84,6 +92,11 @@ def show_runs(
 ) -> None:
     """Print the runs that a filter asks for. Raises LaunchError: the cloud was asked for, and it cannot be listed."""
     run_list = list_runs(here, wanted, only_target(local, cloud, folder, regions), folder or Path(RUNS), regions)
+    show_list(run_list, wanted, output, everything=everything)
+
+
+def show_list(run_list: RunList, wanted: RunFilter, output: Output, *, everything: bool) -> None:
+    """Print the runs that a filter asked for."""
     if output is not Output.text:
         from launcher.cli.ui.documents import printed
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
-from launcher.errors import LaunchError, NoCapacity
+from launcher.errors import LaunchError, NoCapacity, UsageError
+from launcher.inputs.content import content
 from launcher.plan.binding import bound
 from launcher.remote.agent import PYTHONS, ROOT, Agent
 from launcher.services.local.request import parse_request
@@ -39,7 +41,12 @@ def prepare(plan: Plan, source: Source, connection: Connection, say: Callable[[s
     if code := request["code"]:
         files = [(f"workspace/{file.name}", file.path) for file in source.code]
         texts = {f"project/{path}": text for path, text in source.installed.items()}
-        connection.send(files, f"{ROOT}/code/{code}", texts=texts)
+
+        def check() -> None:
+            if content(source.code).digest != source.digest:
+                raise UsageError("the code changed while it was being sent", "Repeat the command.")
+
+        connection.send(files, f"{ROOT}/code/{code}", texts=texts, check=check)
     attempt = replace(plan.attempts[0], request={**request, "python": python})
     return bound(replace(plan, attempts=(attempt,)))
 
@@ -79,7 +86,8 @@ def find_python(connection: Connection, named: str, *, with_torch: bool) -> str:
 
     Raises LaunchError: there is none.
     """
-    candidates = [f'"$HOME"/{named[2:]!r}' if named.startswith("~/") else repr(named)] if named else PYTHONS
+    path = f'"$HOME"/{shlex.quote(named[2:])}' if named.startswith("~/") else shlex.quote(named)
+    candidates = (path,) if named else PYTHONS
     needs = ' and u.find_spec("torch")' if with_torch else ""
     test = f"import sys, importlib.util as u; sys.exit(not (sys.version_info >= (3, 10){needs}))"
     script = f"""

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from launch_train.common import contract
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, UnreachableError
 from launcher.jobs.job import RUN_LABEL, Failure, Job
 from launcher.plan.model import Attempt
 from launcher.remote.agent import Agent, trainer_digest
-from launcher.remote.connection import Connection
+from launcher.remote.connection import CommandFailed, Connection
 from launcher.services.base import GoneError, Listing
 from launcher.services.local.replicas import ImageDefaults, replicas
 from launcher.services.local.request import parse_request
@@ -23,7 +23,7 @@ PORT: Final = 29400
 
 
 class OnHost:
-    """The jobs on one host. Their names are on/HOST/ID."""
+    """The jobs on one host. Their names are on/HOSTNAME/ID: ssh may know the host by several names."""
 
     outlives_client = True
     poll_seconds: float | None = 2.0
@@ -47,7 +47,10 @@ class OnHost:
             UnreachableError: it is unknown whether it was started.
             LaunchError: the host refuses it, with the reason; nothing was started.
         """
-        answer = self._agent.call("start", start_of(body, request_id), seconds=120.0)
+        try:
+            answer = self._agent.call("start", start_of(body, request_id), seconds=120.0)
+        except CommandFailed as error:
+            raise UnreachableError(f"starting the job was interrupted: {error.problem}", error.hint) from error
         if "refused" in answer:
             raise LaunchError(f"{self.project}: {answer['refused']}", answer["fix"])
         return self._job(answer["job"])
@@ -87,12 +90,12 @@ class OnHost:
         state, error = state_of(data, self.project)
         end = data["end"] or {}
         return Job(
-            name=f"on/{self.project}/{data['id']}",
+            name=f"on/{data['machine']}/{data['id']}",
             region=self.project,
             state=state,
             created=data["created"],
             started=data["created"],
-            ended=end.get("time"),
+            ended=None if data["running"] else end.get("time", data["seen"]),
             error=error,
             labels={str(name): str(value) for name, value in data["labels"].items()},
             request=data["request"],
@@ -104,12 +107,12 @@ def state_of(data: Mapping[str, Any], host: str) -> tuple[str, Failure | None]:
     end = data["end"]
     if data["running"]:
         return ("CANCELLING" if data["cancelled"] else "RUNNING"), None
-    if end is None:
-        return "FAILED", Failure(code=UNAVAILABLE, message=f"{host} restarted, or the job's supervisor was killed")
-    if end["stopped"] == "interrupted":
-        return "FAILED", Failure(code=UNAVAILABLE, message=f"{host} was shut down")
-    if end["stopped"]:
-        return {"cancelled": "CANCELLED", "expired": "EXPIRED"}[end["stopped"]], None
+    stopped = ("cancelled" if data["cancelled"] else "killed") if end is None else end["stopped"]
+    if stopped in ("cancelled", "expired"):
+        return str(stopped).upper(), None
+    if stopped:
+        why = "was shut down" if stopped == "interrupted" else "restarted, or the job's supervisor was killed"
+        return "FAILED", Failure(code=UNAVAILABLE, message=f"{host} {why}")
     if end["code"]:
         message = f"The replica workerpool0-0 exited with a non-zero status of {exit_code(end['code'])}."
         return "FAILED", Failure(code=3, message=message)

@@ -1,7 +1,7 @@
 """Serve a local folder as a Storage over a pair of pipes, mostly those of an SSH connection.
 
 Each message is a line of JSON with the length of the bytes that follow it. A request names a method of Storage, its
-arguments and `bytes`; an answer has `value`, or `error` (exists, missing, unusable) with its text.
+arguments and `bytes`; an answer has `value`, or `error` (exists, missing, foreign, unusable) with its text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from launch_train.common.errors import OutputError
-from launch_train.common.storage.local import LocalFolder
+from launch_train.common.storage.local import ForeignFileError, LocalFolder
 
 MARK: Final = b"\x02launch\x02\n"
 """Precedes everything that launch reads from a host: a login shell may print a text of its own before."""
@@ -41,12 +41,9 @@ def answered(storage: LocalFolder, request: Mapping[str, Any], data: bytes) -> t
     }
     try:
         value = calls[request["method"]]()
-    except FileExistsError as error:
-        return {"error": "exists", "text": str(error)}, b""
-    except FileNotFoundError as error:
-        return {"error": "missing", "text": str(error)}, b""
     except (OutputError, OSError, KeyError, ValueError) as error:
-        return {"error": "unusable", "text": str(error)}, b""
+        kinds = {FileExistsError: "exists", FileNotFoundError: "missing", ForeignFileError: "foreign"}
+        return {"error": kinds.get(type(error), "unusable"), "text": str(error)}, b""
     match value:
         case bytes():
             return {"value": None}, value

@@ -17,6 +17,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,6 +29,10 @@ from launch_train.host import machine
 from launch_train.node.process import Child, adopt_orphans
 
 POLL_SECONDS: Final = 0.2
+SEEN_SECONDS: Final = 10.0
+"""Interval in which the lock's time is renewed: when a job ended that was killed with its supervisor."""
+RESERVED: Final = ".end"
+"""Takes the space of end.json on the disk while the job runs."""
 KEPT: Final = frozenset(
     {
         *("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "PATH", "LD_LIBRARY_PATH", "CUDA_HOME"),
@@ -55,7 +60,7 @@ def start(root: Path, job: Mapping[str, Any]) -> None:
     lock = machine.lock(folder / "lock", str(job["run"]))
     if lock is None:  # it runs, or is being started
         return
-    if not created(folder / "job.json", json.dumps({**job, "created": time.time()})):
+    if not created(folder / "job.json", json.dumps({**job, "created": time.time(), "machine": socket.gethostname()})):
         os.close(lock)
         return
     reading, writing = os.pipe()
@@ -65,9 +70,12 @@ def start(root: Path, job: Mapping[str, Any]) -> None:
     os.close(lock)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        answer = json.loads(pipe.read() or b'{"refused": "its supervisor could not be started", "fix": ""}')
+        text = pipe.read()
     os.waitpid(pid, 0)
-    if "refused" in answer:
+    if not text:
+        *_, last = ["", *(folder / "output.log").read_text(errors="replace").splitlines()]
+        text = json.dumps({"refused": f"its supervisor failed: {last}", "fix": ""}).encode()
+    if "refused" in (answer := json.loads(text)):
         shutil.rmtree(folder)
         raise RefusedError(answer["refused"], answer["fix"])
 
@@ -131,7 +139,7 @@ def supervise(folder: Path, root: Path, job: Mapping[str, Any], lock: int, pipe:
     locks = [lock_run(root, str(job["run"]), place)]
     env = {name: value for name, value in os.environ.items() if name in KEPT}
     if count := int(job["gpus"]):
-        indices, handles, problem = machine.take_gpus(root, count, str(job["run"]))
+        indices, handles, problem = machine.take_gpus(count, str(job["run"]))
         if problem:
             raise RefusedError(
                 problem, "Wait for them, or ask for fewer: --gpus N. `launch gpus --on HOST` lists them."
@@ -150,6 +158,8 @@ def supervise(folder: Path, root: Path, job: Mapping[str, Any], lock: int, pipe:
     os.chdir(workdir)
     for handle in (lock, *locks):  # the node may outlive a killed supervisor by the time of its save
         os.set_inheritable(handle, True)
+    (folder / RESERVED).write_bytes(b" " * 1000)
+    os.umask(0o022)
     adopt_orphans()
     began = time.monotonic()
     try:
@@ -160,7 +170,9 @@ def supervise(folder: Path, root: Path, job: Mapping[str, Any], lock: int, pipe:
     os.close(pipe)
     code, stopped = wait(child, folder, began + float(job["hours"]) * 3600, stops)
     end = {"code": code, "stopped": stopped, "seconds": time.monotonic() - began, "time": time.time()}
-    created(folder / "end.json", json.dumps(end))
+    with (folder / RESERVED).open("r+b") as file:  # the disk may be full by now
+        file.write(json.dumps(end).encode())
+    (folder / RESERVED).rename(folder / "end.json")
     shutil.rmtree(workdir.parent, ignore_errors=True)
     for handle in locks:
         os.close(handle)
@@ -168,12 +180,16 @@ def supervise(folder: Path, root: Path, job: Mapping[str, Any], lock: int, pipe:
 
 def wait(child: Child, folder: Path, until: float, stops: list[int]) -> tuple[int, str]:
     """Wait for the node's end, or stop it; return its exit code, and why it was stopped (empty: it was not)."""
+    renewed = 0.0
     while (code := child.poll()) is None:
         stopped = "interrupted" if stops else ""
         stopped = "expired" if time.monotonic() > until else stopped
         stopped = "cancelled" if (folder / "cancel").exists() else stopped
         if stopped:
             return child.stop(contract.NOTICE_SECONDS), stopped
+        if time.monotonic() >= renewed + SEEN_SECONDS:
+            renewed = time.monotonic()
+            os.utime(folder / "lock")
         time.sleep(POLL_SECONDS)
     child.kill()
     return code, ""
@@ -241,7 +257,8 @@ def describe(root: Path, ids: list[str] | None = None) -> list[dict[str, Any]]:
             with suppress(FileNotFoundError):
                 end = json.loads((folder / name / "end.json").read_bytes())
             is_cancelled = (folder / name / "cancel").exists()
-            jobs.append({**job, "running": is_running, "end": end, "cancelled": is_cancelled})
+            seen = (folder / name / "lock").stat().st_mtime
+            jobs.append({**job, "running": is_running, "end": end, "cancelled": is_cancelled, "seen": seen})
     return jobs
 
 

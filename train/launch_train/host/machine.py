@@ -7,10 +7,14 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
+import time
 from pathlib import Path
 from typing import Any, Final
 
 QUERY_SECONDS: Final = 30.0
+TRIES, PROBE_SECONDS = 4, 0.05
+"""A process that describes the machine holds each lock for an instant, so a lock is tried again."""
 BUSY_MB: Final = 300
 """GPU memory in use, in MiB, from which a GPU without a listed process counts as in use: in a container, nvidia-smi
 shows no processes."""
@@ -18,13 +22,13 @@ shows no processes."""
 
 def describe(root: Path) -> dict[str, Any]:
     """Return the machine as data: `host`, `gpus` (see `gpus`), `gpu_problem`, and `free_gb` of the disk of `root`."""
-    devices, problem = gpus(root)
+    devices, problem = gpus()
     existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
     free = shutil.disk_usage(existing).free / 1e9
     return {"host": socket.gethostname(), "gpus": devices, "gpu_problem": problem, "free_gb": free}
 
 
-def gpus(root: Path) -> tuple[list[dict[str, Any]], str]:
+def gpus() -> tuple[list[dict[str, Any]], str]:
     """Return the NVIDIA GPUs with who uses them, and why there are none.
 
     Each has `index`, `uuid`, `name`, `memory_mb` (MiB), `used_mb`, `driver`, `users` (names of accounts with a process
@@ -43,15 +47,15 @@ def gpus(root: Path) -> tuple[list[dict[str, Any]], str]:
         users = {owner(int(pid)) for gpu, pid in processes if gpu == uuid and pid.isdecimal()}
         devices.append(
             {
-                "index": int(index),
+                "index": number(index),
                 "uuid": uuid,
                 "name": name,
-                "memory_mb": int(float(memory)),
-                "used_mb": int(float(used)),
+                "memory_mb": number(memory),
+                "used_mb": number(used),
                 "driver": driver,
                 "users": sorted(users),
-                "run": (run := holder(root, uuid)),
-                "free": not users and not run and int(float(used)) < BUSY_MB,
+                "run": (run := holder(uuid)),
+                "free": not users and not run and number(used) < BUSY_MB,
             }
         )
     return devices, "" if devices else "nvidia-smi lists no GPU"
@@ -63,7 +67,8 @@ def query(what: str) -> list[list[str]]:
     ran = subprocess.run(words, capture_output=True, text=True, timeout=QUERY_SECONDS, check=False)
     if ran.returncode:
         raise ValueError((ran.stdout + ran.stderr).strip().splitlines()[0] if ran.stdout + ran.stderr else "no output")
-    return [[cell.strip() for cell in line.split(",")] for line in ran.stdout.splitlines() if line.strip()]
+    rows = [[cell.strip() for cell in line.split(",")] for line in ran.stdout.splitlines()]
+    return [row for row in rows if len(row) == what.count(",") + 1]  # others are warnings
 
 
 def owner(pid: int) -> str:
@@ -77,15 +82,15 @@ def owner(pid: int) -> str:
         return str(pid)
 
 
-def lock_file(root: Path, uuid: str) -> Path:
-    """Return the file that a run locks while it has a GPU; it holds the run's ID."""
-    return root / "gpus" / f"{uuid}.lock"
+def lock_file(uuid: str) -> Path:
+    """Return the file that a run of any account locks while it has a GPU; it holds the run's ID."""
+    return Path(tempfile.gettempdir(), f"launch-{uuid}.lock")
 
 
-def holder(root: Path, uuid: str) -> str:
+def holder(uuid: str) -> str:
     """Return the run that has locked a GPU; empty: none has."""
     try:
-        with lock_file(root, uuid).open("rb") as file:
+        with lock_file(uuid).open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
@@ -95,19 +100,19 @@ def holder(root: Path, uuid: str) -> str:
     return ""
 
 
-def take_gpus(root: Path, count: int, run: str) -> tuple[list[str], list[int], str]:
+def take_gpus(count: int, run: str) -> tuple[list[str], list[int], str]:
     """Lock `count` free GPUs for a run while this process lives.
 
     Returns their indices, the locked files, and why there are too few; then nothing is locked.
     """
-    devices, problem = gpus(root)
+    devices, problem = gpus()
     if not devices:
         return [], [], f"no GPU: {problem}"
     taken: dict[str, int] = {}
     for gpu in devices:
         if len(taken) == count:
             break
-        if gpu["free"] and (handle := lock(lock_file(root, gpu["uuid"]), run)) is not None:
+        if gpu["free"] and (handle := lock(lock_file(gpu["uuid"]), run)) is not None:
             taken[str(gpu["index"])] = handle
     if len(taken) == count:
         return [*taken], [*taken.values()], ""
@@ -119,12 +124,27 @@ def take_gpus(root: Path, count: int, run: str) -> tuple[list[str], list[int], s
 def lock(path: Path, text: str) -> int | None:
     """Lock a file exclusively, write `text` into it and return its handle; None: another process has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        return None
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, text.encode(), 0)
-    return handle
+        handle = os.open(path, os.O_RDWR)  # without O_CREAT, which Linux refuses for another account's file in /tmp
+    except FileNotFoundError:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT)
+        os.fchmod(handle, 0o666)
+    for _ in range(TRIES):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(PROBE_SECONDS)
+        else:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, text.encode(), 0)
+            return handle
+    os.close(handle)
+    return None
+
+
+def number(text: str) -> int:
+    """Return a figure of nvidia-smi; 0 for [N/A]."""
+    try:
+        return int(float(text))
+    except ValueError:
+        return 0

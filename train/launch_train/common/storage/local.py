@@ -28,6 +28,10 @@ LOCK = f"{HIDDEN}lock"
 BLOCK = 1 << 20
 
 
+class ForeignFileError(OutputError):
+    """A name of the folder is no file of it: a link, a pipe or a device."""
+
+
 class LocalFolder:
     """A folder that is created when the first object is written. An object's version is a digest of its content."""
 
@@ -82,8 +86,10 @@ class LocalFolder:
             raise
         except OSError as error:
             is_foreign = error.errno == errno.ELOOP or self._is_linked(target)
-            reason = "it is not a file of the folder (a link, a pipe or a device)" if is_foreign else error.strerror
-            raise OutputError(f"{target} can't be read: {reason or error}") from error
+            if is_foreign:
+                reason = "it is not a file of the folder (a link, a pipe or a device)"
+                raise ForeignFileError(f"{target} can't be read: {reason}") from error
+            raise OutputError(f"{target} can't be read: {error.strerror or error}") from error
 
     def _open_file(self, name: str) -> int:
         *folders, file = name.split("/")
