@@ -110,7 +110,7 @@ class Connection:
                     timeout=seconds,
                 )
                 errors.seek(0)
-                text = printable(errors.read())
+                text = without_control(errors.read())
         except FileNotFoundError:
             raise LaunchError(*NO_SSH) from None
         except subprocess.TimeoutExpired:
@@ -120,7 +120,7 @@ class Connection:
         if ran.returncode == FAILED:
             raise UnreachableError(f"the connection to {self.host.name} was lost") if mark else self.explained(text)
         if ran.returncode:
-            said = text or printable(output)
+            said = text or without_control(output)
             error = CommandFailed(f"{self.host.name}: {said or f'exit code {ran.returncode}'}")
             error.code = ran.returncode
             raise error
@@ -201,12 +201,12 @@ tar --no-same-owner -xzf - -C "$part"; mv -T "$part" "$to" 2>/dev/null || [ -e "
         argv = self.argv("true")
         argv[1:1] = ["-v", "-o", "ControlPath=none", "-o", "LogLevel=DEBUG1"]
         ran = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=ANSWER_SECONDS)
-        match = re.search(r"Server host key: (\S+ SHA256:\S+)", printable(ran.stderr))
+        match = re.search(r"Server host key: (\S+ SHA256:\S+)", without_control(ran.stderr))
         return match[1] if match else "unknown"
 
 
 @cache
-def connect(name: str) -> Connection:
+def connect_to(name: str) -> Connection:
     """Return this process's connection to a host, whose key is known. Opens nothing yet."""
     return Connection(Host(name))
 
@@ -224,7 +224,7 @@ def sockets() -> Path:
     return folder
 
 
-def printable(text: bytes) -> str:
+def without_control(text: bytes) -> str:
     """Return a host's text without control characters, which could rewrite the terminal."""
     lines = text.decode(errors="replace").splitlines()
     return "\n".join("".join(char for char in line if char.isprintable() or char == "\t") for line in lines).strip()

@@ -18,7 +18,7 @@ from launch_train.common.storage.names import Buffer, as_bytes
 from launch_train.host.folder_server import MARK, receive, send
 from launcher import errors
 from launcher.remote.agent import NO_TRAINER, Agent
-from launcher.remote.connection import CONNECT_SECONDS, connect
+from launcher.remote.connection import CONNECT_SECONDS, connect_to
 
 SCHEME: Final = "ssh://"
 CALL_SECONDS: Final = 60.0
@@ -36,7 +36,7 @@ class Address(NamedTuple):
         return f"{SCHEME}{self.host}/{self.path.lstrip('/')}"
 
 
-def parse(url: str) -> Address:
+def parse_address(url: str) -> Address:
     """Return the parts of ssh://HOST/PATH. Raises OutputError."""
     match = re.fullmatch(rf"{SCHEME}([^/]+)/(.+)", url)
     if not match:
@@ -50,7 +50,7 @@ class HostFolder:
 
     def __init__(self, url: str, seconds: float = CALL_SECONDS, server: FolderServer | None = None) -> None:
         """Raises OutputError: invalid URL. Connects on the first call."""
-        self.address = parse(url)
+        self.address = parse_address(url)
         self.url = self.address.url
         self._seconds = seconds
         self._server = server or FolderServer(self.address)
@@ -111,7 +111,7 @@ class FolderServer:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._agent = Agent(connect(address.host))
+        self._agent = Agent(connect_to(address.host))
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         servers.add(self)

@@ -18,9 +18,9 @@ from launcher import catalog
 from launcher.errors import LaunchError, UsageError
 from launcher.gcp.storage import open_folder, use_errors
 from launcher.jobs.job import RESOURCE, RUN_ID, RUN_LABEL, Job
-from launcher.remote.connection import connect
+from launcher.remote.connection import connect_to
 from launcher.runs.context import ENGINE, LocalContext, RunContext
-from launcher.runs.on_host import HostContext, host_and_run, records, remembered
+from launcher.runs.on_host import HostContext, host_and_run, host_records, remembered
 from launcher.services import request
 from launcher.services.local.run_folder_job import HIDDEN, is_run_folder, read_job, shown
 from launcher.text import did_you_mean, near
@@ -90,7 +90,7 @@ def exact_run(text: str) -> FoundRun | None:
         try:
             return host_run(host, text)
         except NoSuchRun:
-            (records() / text).unlink(missing_ok=True)
+            (host_records() / text).unlink(missing_ok=True)
     if "/" in text or text in (".", "..", RUNS):
         path = Path(text)
         inside = run_folders(path) or run_folders(path.parent)
@@ -138,7 +138,7 @@ def moved_to(folder: Path) -> str:
 def host_run(host: str, text: str) -> FoundRun:
     """Return the newest run with an ID or name on a host. Raises UsageError: there is none; LaunchError: no
     connection."""
-    context = HostContext(connection=connect(host))
+    context = HostContext(connection=connect_to(host))
     runs = grouped(context.find_jobs(f"labels.{RUN_LABEL}:*", ()).jobs, context)
     if run := next((run for run in runs if is_named(run.id, text)), None):
         return run

@@ -48,18 +48,18 @@ def move_run(run: FoundRun, to: str, say: Callable[[str], None]) -> str:
         raise UsageError(f"{run.id} is already in {source.url}", "Name another place.")
     source, target = source.within(FILE_SECONDS), target.within(FILE_SECONDS)
     with use_errors():
-        if json_field(content(source, runfolder.MOVED), "to") == target.url and not content(target, INCOMPLETE):
+        if json_field(content_of(source, runfolder.MOVED), "to") == target.url and not content_of(target, INCOMPLETE):
             return target.url  # it has moved already, and may have gone on
-        check_target(run.id, target, source.url)
+        check_place(run.id, target, source.url)
         close(source, target.url)
         block_next(run, say)
-        copy(source, target, say)
+        copy_files(source, target, say)
         target.delete(runfolder.MOVED)  # the run may have been here before
         target.delete(INCOMPLETE)
     return target.url
 
 
-def content(storage: Storage, name: str) -> bytes:
+def content_of(storage: Storage, name: str) -> bytes:
     """Return a file's content; empty if it does not exist."""
     try:
         return storage.read(name)
@@ -67,7 +67,7 @@ def content(storage: Storage, name: str) -> bytes:
         return b""
 
 
-def check_target(run: str, target: Storage, source: str) -> None:
+def check_place(run: str, target: Storage, source: str) -> None:
     """Check that a folder is empty, or that the run has left it, or is being moved there. Raises UsageError."""
     names = target.list()
     if not names or runfolder.MOVED in names or INCOMPLETE in names:
@@ -87,7 +87,7 @@ def close(source: Storage, to: str) -> None:
             raise UsageError(f"the run was moved to {before}", f"Continue there, or move it from there: {to}") from None
 
 
-def copy(source: Storage, target: Storage, say: Callable[[str], None]) -> None:
+def copy_files(source: Storage, target: Storage, say: Callable[[str], None]) -> None:
     """Copy all files that the target lacks. Raises LaunchError: one was not copied whole."""
     left_out = {runfolder.MOVED, runfolder.NOW, INCOMPLETE}
     names = sorted({*source.list()} - left_out, key=lambda name: (name in LAST, name))

@@ -73,21 +73,21 @@ class HostContext(Struct, frozen=True, kw_only=True):
         return TextLogReader(storage, attempt or None, tail=tail)
 
 
-def records() -> Path:
+def host_records() -> Path:
     """Return the folder in which this machine remembers the host of each run: a file for each run ID."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "launch", "hosts")
 
 
 def remember(run: str, host: str) -> None:
     """Remember which host has a run."""
-    records().mkdir(parents=True, exist_ok=True)
-    (records() / run).write_text(f"{host}\n", encoding="utf-8")
+    host_records().mkdir(parents=True, exist_ok=True)
+    (host_records() / run).write_text(f"{host}\n", encoding="utf-8")
 
 
 def remembered(is_wanted: Callable[[str], bool]) -> dict[str, str]:
     """Return the hosts of the runs whose ID is wanted, by ID, the newest first."""
     try:
-        paths = sorted(records().iterdir(), key=lambda path: -path.stat().st_mtime)
+        paths = sorted(host_records().iterdir(), key=lambda path: -path.stat().st_mtime)
         return {path.name: path.read_text(encoding="utf-8").strip() for path in paths if is_wanted(path.name)}
     except OSError:
         return {}

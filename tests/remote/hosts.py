@@ -50,7 +50,7 @@ def a_host(
         if python:
             server.program("python3", f'exec {python} "$@"')
         connection.sockets.cache_clear()
-        connection.connect.cache_clear()
+        connection.connect_to.cache_clear()
         if not sends_trainer:
             (server.home / "launch" / "trainer" / trainer_digest()).mkdir(parents=True)
             package = Path(contract.__file__).parents[1]
@@ -60,7 +60,7 @@ def a_host(
         folder.close_all()
         connection.Connection(connection.Host(NAME)).close()
         connection.sockets.cache_clear()
-        connection.connect.cache_clear()
+        connection.connect_to.cache_clear()
 
 
 def host_request(code: str, **more: Any) -> dict[str, Any]:

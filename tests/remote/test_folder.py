@@ -10,7 +10,7 @@ import pytest
 
 from launch_train.common.storage import LocalFolder, OutputError, UnreachableError
 from launcher.remote import folder
-from launcher.remote.connection import Connection, Host, connect
+from launcher.remote.connection import Connection, Host, connect_to
 from tests.remote.hosts import NAME, a_host
 from tests.ssh.server import SshServer
 
@@ -70,7 +70,7 @@ def test_a_host_that_does_not_answer_is_unreachable(host: SshServer) -> None:
 def test_a_banner_and_fish_do_not_disturb(host: SshServer) -> None:
     login = host.folder / "login"
     login.write_text(login.read_text().replace("export HOME", "echo Welcome; printf 'no newline'; export HOME"))
-    assert connect(NAME).run("echo $((40 + 2)) '$x'") == b"42 $x\n"
+    assert connect_to(NAME).run("echo $((40 + 2)) '$x'") == b"42 $x\n"
 
 
 def test_an_interrupted_call_does_not_take_the_next_answer(host: SshServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from launcher.clock import Clock
 from launcher.diagnosis import diagnose_end
 from launcher.errors import LaunchError
 from launcher.jobs.job import GONE, RUN_LABEL, Job
-from launcher.remote.connection import connect
+from launcher.remote.connection import connect_to
 from launcher.runs.cancelling import cancel_run
 from launcher.runs.endings import cancel_and_confirm
 from launcher.runs.find import FoundRun
@@ -138,7 +138,7 @@ class Here:
 class ByHost:
     def __init__(self, server: SshServer) -> None:
         self.server, self.clock = server, Clock()
-        self.host = OnHost(connect(NAME))
+        self.host = OnHost(connect_to(NAME))
         self.jobs: Jobs = self.host
         self.unknown = f"on/{NAME}/{uuid.UUID(int=7)}"
 

@@ -22,8 +22,8 @@ from launch_train.host import machine
 from launch_train.runfolder.run import read_run
 from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 from launcher.remote.agent import Agent, trainer_digest
-from launcher.remote.connection import Connection, Host, connect
-from launcher.services.hosts.arrival import check_gpus, find_python
+from launcher.remote.connection import Connection, Host, connect_to
+from launcher.services.hosts.arrival import check_free_gpus, find_host_python
 from launcher.services.hosts.service import OnHost
 from tests.plan.planning import planned
 from tests.remote.hosts import NAME, a_host, host_request
@@ -207,7 +207,7 @@ def test_another_name_of_the_host_finds_the_same_job(
 
 @pytest.mark.slow
 def test_a_cancelled_job_whose_supervisor_dies_stays_cancelled(host: SshServer) -> None:
-    service, job = OnHost(connect(NAME)), create(host_request("import time; time.sleep(60)"))
+    service, job = OnHost(connect_to(NAME)), create(host_request("import time; time.sleep(60)"))
     (host.home / "launch" / "jobs" / job.id / "cancel").touch()
     kill(processes_of(host))
     wait_until(lambda: service.get(job.name).is_over)
@@ -220,7 +220,7 @@ def test_a_cancelled_job_whose_supervisor_dies_stays_cancelled(host: SshServer) 
 
 
 def create(body: dict[str, Any], request_id: str = "") -> Any:
-    return OnHost(connect(NAME)).create(planned().attempts[0], body, request_id or str(uuid.uuid4()))
+    return OnHost(connect_to(NAME)).create(planned().attempts[0], body, request_id or str(uuid.uuid4()))
 
 
 def test_a_repeated_request_starts_nothing(host: SshServer) -> None:
@@ -239,7 +239,7 @@ def test_a_run_has_one_job_at_a_time(host: SshServer) -> None:
 def test_a_job_ends_at_its_time_limit(host: SshServer) -> None:
     body = host_request("import time; time.sleep(60)")
     body["job"]["jobSpec"]["scheduling"]["timeout"] = "1s"
-    service, job = OnHost(connect(NAME)), create(body)
+    service, job = OnHost(connect_to(NAME)), create(body)
     wait_until(lambda: service.get(job.name).is_over)
     assert service.get(job.name).state == "EXPIRED"
 
@@ -265,13 +265,13 @@ def test_only_free_gpus_are_taken(host: SshServer) -> None:
         "0  NVIDIA L4, 22 GiB, driver 550.54: run tiny-0123abcd",
         "1  NVIDIA L4, 22 GiB, driver 550.54: root (8.8 GiB)",
     ]
-    facts = Agent(connect(NAME)).call("describe")
+    facts = Agent(connect_to(NAME)).call("describe")
     with pytest.raises(NoCapacity, match="GPU 1: root"):
-        check_gpus(facts["gpus"], "", 1, NAME)
+        check_free_gpus(facts["gpus"], "", 1, NAME)
     with pytest.raises(LaunchError, match="has 2 GPUs; the job needs 3"):
-        check_gpus(facts["gpus"], "", 3, NAME)
+        check_free_gpus(facts["gpus"], "", 3, NAME)
     with pytest.raises(LaunchError, match="no usable GPU"):
-        check_gpus([], "nvidia-smi is not installed", 1, NAME)
+        check_free_gpus([], "nvidia-smi is not installed", 1, NAME)
     assert (machine.holder("GPU-a"), machine.holder("GPU-b")) == ("tiny-0123abcd", "")
 
 
@@ -312,15 +312,15 @@ def test_launch_train_is_sent_once_and_a_python_without_torch_is_no_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with a_host(tmp_path, monkeypatch, sends_trainer=True) as server:
-        agent = Agent(connect(NAME))
+        agent = Agent(connect_to(NAME))
         assert agent.call("jobs", {"ids": None}) == []
         assert (server.home / "launch" / "trainer" / trainer_digest() / "launch_train" / "host" / "job.py").is_file()
         monkeypatch.setattr(Agent, "send_trainer", lambda _self: pytest.fail("it was sent again"))
         assert agent.call("jobs", {"ids": None}) == []
-        assert find_python(connect(NAME), "", with_torch=False)
+        assert find_host_python(connect_to(NAME), "", with_torch=False)
         server.program("python9", "exit 1")
         with pytest.raises(LaunchError, match="python9 on box is no Python"):
-            find_python(connect(NAME), "python9", with_torch=True)
+            find_host_python(connect_to(NAME), "python9", with_torch=True)
 
 
 QUICK = """

@@ -89,10 +89,10 @@ def gpus(
 def show_host(name: str, output_format: Output) -> None:
     """Print the GPUs of a host, and who uses them. Raises LaunchError: no connection."""
     from launcher.remote.agent import Agent
-    from launcher.remote.connection import connect
+    from launcher.remote.connection import connect_to
     from launcher.services.hosts.arrival import used_by
 
-    facts = Agent(connect(name)).call("describe")
+    facts = Agent(connect_to(name)).call("describe")
     if output_format is not Output.text:
         printed(facts, output_format)
         return

@@ -77,19 +77,19 @@ def on(
         return
     from launcher.cli.flows.launch import LaunchOptions, follow_driver
     from launcher.cli.ui.event_printer import EventPrinter
-    from launcher.remote.connection import Connection, Host, connect
+    from launcher.remote.connection import Connection, Host, connect_to
     from launcher.runs.on_host import HostContext, remember
     from launcher.runs.submit import submission
-    from launcher.services.hosts.arrival import prepare
+    from launcher.services.hosts.arrival import prepare_host
 
-    context, printer = HostContext(connection=connect(host)), EventPrinter(plan)
+    context, printer = HostContext(connection=connect_to(host)), EventPrinter(plan)
     Connection(Host(host), accept_host_key=accept_host_key).run("true")
     driver, watcher = submission(
         plan,
         inputs,
         context,
         printer,
-        lambda plan: prepare(plan, inputs.source, context.connection, printer.say),
+        lambda plan: prepare_host(plan, inputs.source, context.connection, printer.say),
         plan_again=plan_of,
         new=new,
         resume=bool(resume),

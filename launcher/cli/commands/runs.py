@@ -15,7 +15,7 @@ from launcher.cli.ui import run_table
 from launcher.cli.ui.text import WIDTH
 from launcher.errors import UsageError, refuse_with
 from launcher.jobs.job import SWEEP_LABEL
-from launcher.remote.connection import connect
+from launcher.remote.connection import connect_to
 from launcher.runs.find import RUNS
 from launcher.runs.on_host import HostContext
 from launcher.runs.run_list import RunFilter, RunList, list_runs
@@ -68,7 +68,7 @@ def runs(
     )
     if on:
         refuse_with("--on", {"--local": local, "--cloud": cloud, "--folder": folder, "--region": regions})
-        host = HostContext(connection=connect(on))
+        host = HostContext(connection=connect_to(on))
         show_list(list_runs(lambda: host, wanted, "cloud"), wanted, output_format, everything=everything)
         return
     show_runs(wanted, output_format, local=local, cloud=cloud, folder=folder, regions=regions, everything=everything)

@@ -23,7 +23,7 @@ LEAST_GB: Final = 2.0
 """Free disk below which a checkpoint may not fit."""
 
 
-def prepare(plan: Plan, source: Source, connection: Connection, say: Callable[[str], None]) -> Plan:
+def prepare_host(plan: Plan, source: Source, connection: Connection, say: Callable[[str], None]) -> Plan:
     """Check the host's GPUs, disk and Python, send the code unless it is there, and return the plan with the Python.
 
     Raises:
@@ -33,10 +33,10 @@ def prepare(plan: Plan, source: Source, connection: Connection, say: Callable[[s
     agent, name = Agent(connection), connection.host.name
     request = plan.attempts[0].request
     facts = agent.call("describe")
-    check_gpus(facts["gpus"], str(facts["gpu_problem"]), plan.machine.gpus, name)
+    check_free_gpus(facts["gpus"], str(facts["gpu_problem"]), plan.machine.gpus, name)
     if facts["free_gb"] < LEAST_GB:
         say(f"warning: {facts['free_gb']:.1f} GB are free on the disk of {name}:~/launch")
-    python = find_python(connection, request["python"], with_torch=parse_request(request["job"]).uses_torch)
+    python = find_host_python(connection, request["python"], with_torch=parse_request(request["job"]).uses_torch)
     say(f"{name}: {gpus_text(facts['gpus'])}, {python}")
     if code := request["code"]:
         files = [(f"workspace/{file.name}", file.path) for file in source.code]
@@ -51,7 +51,7 @@ def prepare(plan: Plan, source: Source, connection: Connection, say: Callable[[s
     return bound(replace(plan, attempts=(attempt,)))
 
 
-def check_gpus(devices: list[Mapping[str, Any]], problem: str, count: int, name: str) -> None:
+def check_free_gpus(devices: list[Mapping[str, Any]], problem: str, count: int, name: str) -> None:
     """Check that as many GPUs are free as the job needs. Raises NoCapacity; LaunchError: the host has too few."""
     if len(devices) < count:
         has = f"has {len(devices)} GPUs" if devices else f"has no usable GPU ({problem})"
@@ -81,7 +81,7 @@ def gpus_text(devices: list[Mapping[str, Any]]) -> str:
     return ", ".join(f"{count} × {name}" for name, count in counts.items()) or "no GPU"
 
 
-def find_python(connection: Connection, named: str, *, with_torch: bool) -> str:
+def find_host_python(connection: Connection, named: str, *, with_torch: bool) -> str:
     """Return the path of the Python on the host that runs the job: the named one, or the first with PyTorch.
 
     Raises LaunchError: there is none.

@@ -87,7 +87,7 @@ class OnHost:
         self._agent.call("remove", {"id": job.id})
 
     def _job(self, data: Mapping[str, Any]) -> Job:
-        state, error = state_of(data, self.project)
+        state, error = state_on_host(data, self.project)
         end = data["end"] or {}
         return Job(
             name=f"on/{data['machine']}/{data['id']}",
@@ -102,7 +102,7 @@ class OnHost:
         )
 
 
-def state_of(data: Mapping[str, Any], host: str) -> tuple[str, Failure | None]:
+def state_on_host(data: Mapping[str, Any], host: str) -> tuple[str, Failure | None]:
     """Return the state of a job as launch_train.host describes it, and its error."""
     end = data["end"]
     if data["running"]:
@@ -114,12 +114,12 @@ def state_of(data: Mapping[str, Any], host: str) -> tuple[str, Failure | None]:
         why = "was shut down" if stopped == "interrupted" else "restarted, or the job's supervisor was killed"
         return "FAILED", Failure(code=UNAVAILABLE, message=f"{host} {why}")
     if end["code"]:
-        message = f"The replica workerpool0-0 exited with a non-zero status of {exit_code(end['code'])}."
+        message = f"The replica workerpool0-0 exited with a non-zero status of {container_exit_code(end['code'])}."
         return "FAILED", Failure(code=3, message=message)
     return "SUCCEEDED", None
 
 
-def exit_code(code: int) -> int:
+def container_exit_code(code: int) -> int:
     """Return the exit code of a process as a container reports it: 128 plus the signal that ended it."""
     return 128 - code if code < 0 else code
 

@@ -25,18 +25,18 @@ def main(argv: list[str]) -> None:
     match operation:
         case "start":
             try:
-                job.start(root, request)
-                answer = {"job": job.describe(root, [request["id"]])[0]}
+                job.start_job(root, request)
+                answer = {"job": job.describe_jobs(root, [request["id"]])[0]}
             except job.RefusedError as error:
                 answer = {"refused": str(error), "fix": error.fix}
         case "jobs":
-            answer = job.describe(root, request.get("ids"))
+            answer = job.describe_jobs(root, request.get("ids"))
         case "cancel":
-            answer = job.cancel(root, request["id"])
+            answer = job.cancel_job(root, request["id"])
         case "remove":
-            job.remove(root, request["id"])
+            job.remove_job(root, request["id"])
         case "describe":
-            answer = machine.describe(root)
+            answer = machine.describe_machine(root)
     sys.stdout.buffer.write(MARK + json.dumps(answer).encode() + b"\n")
     sys.stdout.buffer.flush()
 

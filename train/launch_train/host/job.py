@@ -50,14 +50,14 @@ class RefusedError(Exception):
         self.fix = fix
 
 
-def start(root: Path, job: Mapping[str, Any]) -> None:
+def start_job(root: Path, job: Mapping[str, Any]) -> None:
     """Start a job, unless it was started before; return once its supervisor runs and has the GPUs.
 
     Raises RefusedError: it can't run here, or its run is running here. Then nothing is left of it.
     """
     folder = root / "jobs" / str(job["id"])
     folder.mkdir(parents=True, exist_ok=True)
-    lock = machine.lock(folder / "lock", str(job["run"]))
+    lock = machine.lock_file(folder / "lock", str(job["run"]))
     if lock is None:  # it runs, or is being started
         return
     if not created(folder / "job.json", json.dumps({**job, "created": time.time(), "machine": socket.gethostname()})):
@@ -108,7 +108,7 @@ def detach(folder: Path, root: Path, job: Mapping[str, Any], lock: int, pipe: in
         with suppress(OSError):  # the login's connection would stay open
             os.close(handle)
     try:
-        supervise(folder, root, job, lock, pipe)
+        supervise_node(folder, root, job, lock, pipe)
     except RefusedError as error:
         os.write(pipe, json.dumps({"refused": str(error), "fix": error.fix}).encode())
     except Exception:  # noqa: BLE001 - it is printed to the output of the job
@@ -119,7 +119,7 @@ def detach(folder: Path, root: Path, job: Mapping[str, Any], lock: int, pipe: in
     os._exit(0)
 
 
-def supervise(folder: Path, root: Path, job: Mapping[str, Any], lock: int, pipe: int) -> None:
+def supervise_node(folder: Path, root: Path, job: Mapping[str, Any], lock: int, pipe: int) -> None:
     """Take the locks and the GPUs, answer through the pipe, run the node to its end and record that.
 
     Raises RefusedError: before anything was started.
@@ -168,7 +168,7 @@ def supervise(folder: Path, root: Path, job: Mapping[str, Any], lock: int, pipe:
         raise RefusedError(f"{argv[0]} can't be started: {error.strerror}") from error
     os.write(pipe, b"{}")
     os.close(pipe)
-    code, stopped = wait(child, folder, began + float(job["hours"]) * 3600, stops)
+    code, stopped = wait_or_stop(child, folder, began + float(job["hours"]) * 3600, stops)
     end = {"code": code, "stopped": stopped, "seconds": time.monotonic() - began, "time": time.time()}
     with (folder / RESERVED).open("r+b") as file:  # the disk may be full by now
         file.write(json.dumps(end).encode())
@@ -178,7 +178,7 @@ def supervise(folder: Path, root: Path, job: Mapping[str, Any], lock: int, pipe:
         os.close(handle)
 
 
-def wait(child: Child, folder: Path, until: float, stops: list[int]) -> tuple[int, str]:
+def wait_or_stop(child: Child, folder: Path, until: float, stops: list[int]) -> tuple[int, str]:
     """Wait for the node's end, or stop it; return its exit code, and why it was stopped (empty: it was not)."""
     renewed = 0.0
     while (code := child.poll()) is None:
@@ -244,7 +244,7 @@ def path_with_python(folder: Path, python: str, env: Mapping[str, str]) -> str:
     return os.pathsep.join([str(programs), str(Path(python).parent), own])
 
 
-def describe(root: Path, ids: list[str] | None = None) -> list[dict[str, Any]]:
+def describe_jobs(root: Path, ids: list[str] | None = None) -> list[dict[str, Any]]:
     """Return the jobs with these ids, or all: what was started, `running`, and its `end` (null: none is recorded)."""
     folder = root / "jobs"
     names = sorted(path.name for path in folder.iterdir()) if ids is None and folder.is_dir() else ids or []
@@ -277,7 +277,7 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def cancel(root: Path, name: str) -> bool:
+def cancel_job(root: Path, name: str) -> bool:
     """Begin to cancel a job; return False if there is none."""
     folder = root / "jobs" / name
     if not (folder / "job.json").exists():
@@ -286,7 +286,7 @@ def cancel(root: Path, name: str) -> bool:
     return True
 
 
-def remove(root: Path, name: str) -> None:
+def remove_job(root: Path, name: str) -> None:
     """Remove the record of an ended job, with what it left."""
     if not is_locked(root / "jobs" / name / "lock"):
         with suppress(OSError, ValueError):  # another job of the run remains, or its folder is in a bucket

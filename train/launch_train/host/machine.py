@@ -20,15 +20,15 @@ BUSY_MB: Final = 300
 shows no processes."""
 
 
-def describe(root: Path) -> dict[str, Any]:
-    """Return the machine as data: `host`, `gpus` (see `gpus`), `gpu_problem`, and `free_gb` of the disk of `root`."""
-    devices, problem = gpus()
+def describe_machine(root: Path) -> dict[str, Any]:
+    """Return the machine as data: `host`, `gpus` (`list_gpus`), `gpu_problem`, and `free_gb` of the disk of `root`."""
+    devices, problem = list_gpus()
     existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
     free = shutil.disk_usage(existing).free / 1e9
     return {"host": socket.gethostname(), "gpus": devices, "gpu_problem": problem, "free_gb": free}
 
 
-def gpus() -> tuple[list[dict[str, Any]], str]:
+def list_gpus() -> tuple[list[dict[str, Any]], str]:
     """Return the NVIDIA GPUs with who uses them, and why there are none.
 
     Each has `index`, `uuid`, `name`, `memory_mb` (MiB), `used_mb`, `driver`, `users` (names of accounts with a process
@@ -44,18 +44,18 @@ def gpus() -> tuple[list[dict[str, Any]], str]:
         return [], f"nvidia-smi failed: {error}"
     devices = []
     for index, uuid, name, memory, used, driver in rows:
-        users = {owner(int(pid)) for gpu, pid in processes if gpu == uuid and pid.isdecimal()}
+        users = {account_of(int(pid)) for gpu, pid in processes if gpu == uuid and pid.isdecimal()}
         devices.append(
             {
-                "index": number(index),
+                "index": figure(index),
                 "uuid": uuid,
                 "name": name,
-                "memory_mb": number(memory),
-                "used_mb": number(used),
+                "memory_mb": figure(memory),
+                "used_mb": figure(used),
                 "driver": driver,
                 "users": sorted(users),
                 "run": (run := holder(uuid)),
-                "free": not users and not run and number(used) < BUSY_MB,
+                "free": not users and not run and figure(used) < BUSY_MB,
             }
         )
     return devices, "" if devices else "nvidia-smi lists no GPU"
@@ -71,7 +71,7 @@ def query(what: str) -> list[list[str]]:
     return [row for row in rows if len(row) == what.count(",") + 1]  # others are warnings
 
 
-def owner(pid: int) -> str:
+def account_of(pid: int) -> str:
     """Return the account of a process; its number if it is unknown."""
     import pwd
 
@@ -82,7 +82,7 @@ def owner(pid: int) -> str:
         return str(pid)
 
 
-def lock_file(uuid: str) -> Path:
+def gpu_lock_path(uuid: str) -> Path:
     """Return the file that a run of any account locks while it has a GPU; it holds the run's ID."""
     return Path(tempfile.gettempdir(), f"launch-{uuid}.lock")
 
@@ -90,7 +90,7 @@ def lock_file(uuid: str) -> Path:
 def holder(uuid: str) -> str:
     """Return the run that has locked a GPU; empty: none has."""
     try:
-        with lock_file(uuid).open("rb") as file:
+        with gpu_lock_path(uuid).open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
@@ -105,14 +105,14 @@ def take_gpus(count: int, run: str) -> tuple[list[str], list[int], str]:
 
     Returns their indices, the locked files, and why there are too few; then nothing is locked.
     """
-    devices, problem = gpus()
+    devices, problem = list_gpus()
     if not devices:
         return [], [], f"no GPU: {problem}"
     taken: dict[str, int] = {}
     for gpu in devices:
         if len(taken) == count:
             break
-        if gpu["free"] and (handle := lock(lock_file(gpu["uuid"]), run)) is not None:
+        if gpu["free"] and (handle := lock_file(gpu_lock_path(gpu["uuid"]), run)) is not None:
             taken[str(gpu["index"])] = handle
     if len(taken) == count:
         return [*taken], [*taken.values()], ""
@@ -121,7 +121,7 @@ def take_gpus(count: int, run: str) -> tuple[list[str], list[int], str]:
     return [], [], f"{len(taken)} of {len(devices)} GPUs are free; the job needs {count}"
 
 
-def lock(path: Path, text: str) -> int | None:
+def lock_file(path: Path, text: str) -> int | None:
     """Lock a file exclusively, write `text` into it and return its handle; None: another process has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -142,7 +142,7 @@ def lock(path: Path, text: str) -> int | None:
     return None
 
 
-def number(text: str) -> int:
+def figure(text: str) -> int:
     """Return a figure of nvidia-smi; 0 for [N/A]."""
     try:
         return int(float(text))
