@@ -34,7 +34,7 @@ SpecFile = Annotated[
 ]
 
 RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's name, ID or folder (gs://…), its spec, or a job's number.")
+    str, typer.Argument(metavar="RUN", help="A run's name, ID, folder or HOST:RUN; its spec, or a job's number.")
 ]
 Regions = Annotated[
     list[str] | None,
@@ -120,7 +120,8 @@ class Flags(NamedTuple):
         None
     )
     output: Annotated[
-        str | None, option(OUTPUT, "--output", help="gs://BUCKET/PATH, or a folder for launch local.", metavar="WHERE")
+        str | None,
+        option(OUTPUT, "--output", help="gs://BUCKET/PATH, or a folder for launch local and on.", metavar="WHERE"),
     ] = None
     hours: Annotated[
         float | None, option(COST, "--hours", help="Upper bound of billed hours for the whole run.", metavar="H")

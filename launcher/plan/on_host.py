@@ -7,20 +7,34 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from launch_train.common import contract
+from launcher.errors import PlanRefused
 from launcher.plan.binding import bound
 from launcher.plan.build import replace_text
 from launcher.plan.model import Attempt, Plan
+from launcher.text import usd_text
 
 ROOT: Final = "~/launch"
 """The folder on a host for everything that launch puts there; relative outputs are below it."""
 
 
-def on_host(plan: Plan, host: str, output: str, *, code: str, python: str, gpus: int, price: float | None) -> Plan:
+def on_host(
+    plan: Plan,
+    host: str,
+    output: str,
+    *,
+    code: str,
+    python: str,
+    gpus: int,
+    price: float | None,
+    usd_limit: float | None = None,
+) -> Plan:
     """Return the plan of `launch local` for a host, as ssh knows it.
 
     `output` is where runs go there: gs://…, /…, ~/…, or relative to ROOT. `code` is the digest of the user's code,
     `python` the interpreter there (empty: the host's own with PyTorch). `gpus`: how many the job gets, 0: it runs on
-    processors. `price`: USD per hour; None: unknown.
+    processors. `price`: USD per hour; None: unknown. `usd_limit`: limits.usd.
+
+    Raises PlanRefused: the run could cost more than the limit, or its price is unknown.
     """
     folder = output if output.startswith(("gs://", "/", "~/")) else f"{ROOT}/{output}"
     old, new = plan.run_folder or "", f"{folder.rstrip('/')}/{plan.run}"
@@ -35,6 +49,11 @@ def on_host(plan: Plan, host: str, output: str, *, code: str, python: str, gpus:
     labels = job["labels"]
     job = {"displayName": job["displayName"], "jobSpec": {**job["jobSpec"], "workerPoolSpecs": pools}}
     usd = None if price is None else price * plan.machine.nodes * plan.limits.hours
+    if usd_limit is not None and usd is None:
+        raise PlanRefused("limits.usd: the price of the host is unknown", "Set it, in USD per hour: --price USD")
+    if usd_limit is not None and usd is not None and usd > usd_limit:
+        problem = f"limits.usd: this run could cost {usd_text(usd)}, more than {usd_text(usd_limit)}"
+        raise PlanRefused(problem, "Lower --hours or --price, or raise --usd.")
     rule = "unknown: set --price, USD per hour" if price is None else "set by --price"
     moved = Attempt(
         region=host,

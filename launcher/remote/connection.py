@@ -24,7 +24,7 @@ from launcher.errors import LaunchError, NotAuthorised, UnreachableError, UsageE
 
 CONNECT_SECONDS: Final = 20
 ALIVE_SECONDS: Final = 15
-"""Interval of keep-alive messages; after four without an answer the connection is given up."""
+"""Interval of keep-alive messages; after four without an answer the connection is closed."""
 PERSIST_SECONDS: Final = 600
 """How long the shared connection stays open without a command."""
 ANSWER_SECONDS: Final = 60.0
@@ -51,6 +51,19 @@ class Host(NamedTuple):
     """A machine as ssh knows it: an alias of its settings, or [USER@]HOST[:PORT]."""
 
     name: str
+
+    @property
+    def forget_key(self) -> str:
+        """Return the command that removes its stored key."""
+        *port, _, host = self.words
+        address = host.rpartition("@")[2]
+        return f"ssh-keygen -R '[{address}]:{port[1]}'" if port else f"ssh-keygen -R {address}"
+
+    @property
+    def typed(self) -> str:
+        """Return how a person names it after `ssh`, to be pasted."""
+        *port, _, host = self.words
+        return " ".join([*port, host])
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -180,21 +193,21 @@ tar --no-same-owner -xzf - -C "$part"; mv -T "$part" "$to" 2>/dev/null || [ -e "
         name = self.host.name
         if "REMOTE HOST IDENTIFICATION HAS CHANGED" in text or "Host key for" in text:
             return NotAuthorised(
-                f"the host key of {name} has changed: it is another machine now, or somebody is in between",
-                f"If it was set up anew: ssh-keygen -R {name.rpartition('@')[2]}, then repeat with --accept-host-key",
+                f"the host key of {name} has changed: another machine,\nor an intercepted connection",
+                f"If it was reinstalled: {self.host.forget_key}\nThen: launch on {name} SPEC --accept-host-key",
             )
         if "Host key verification failed" in text or "host key is known" in text:
             return NotAuthorised(
                 f"{name} is not a known host; its key is {self.fingerprint()}",
-                "If that is its key: repeat with --accept-host-key (it is stored in ~/.ssh/known_hosts)",
+                f"If that is its key: launch on {name} SPEC --accept-host-key",
             )
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "no message")
         if "Permission denied" in text or "Too many authentication failures" in text:
-            hint = f"launch asks for no password. Set up a key: ssh-copy-id {name}; then try: ssh {name} true"
+            hint = f"Set up a key: ssh-copy-id {self.host.typed}\nThen try: ssh {self.host.typed} true"
             return NotAuthorised(f"{name} refuses the login: {last}", hint)
         if "Could not resolve hostname" in text or "Bad configuration option" in text or "Bad port" in text:
             return UsageError(f"no connection to {name}: {last}", "Name a host of ~/.ssh/config, or USER@HOST[:PORT].")
-        return UnreachableError(f"no connection to {name}: {last}", f"Try: ssh {name} true")
+        return UnreachableError(f"no connection to {name}: {last}", f"Try: ssh {self.host.typed} true")
 
     def fingerprint(self) -> str:
         """Return the kind and the fingerprint of the host's key, as ssh logs it."""

@@ -84,7 +84,7 @@ def exact_run(text: str) -> FoundRun | None:
         return host_run(*place)
     for path in (Path(text), Path(RUNS, text)):
         if is_run_folder(path) and (run := local_run(path.resolve())):
-            to = moved_to(path)
+            to = "" if "/" in text else moved_to(path)  # a path means this folder, wherever its run is
             return (host_run(*place) if (place := host_and_run(to)) else exact_run(to) if to else None) or run
     if host := remembered(lambda run: run == text).get(text):
         try:

@@ -1,6 +1,6 @@
 """Move a run to another place: copy its folder, and close the one that it leaves.
 
-The old folder is closed before anything is copied, so that no start goes on there; a repeated move continues. What a
+The old folder is closed before anything is copied, so that no start continues there; a repeated move continues. What a
 start looks for first is copied last, so that half a copy is never taken for the run.
 """
 
@@ -49,7 +49,7 @@ def move_run(run: FoundRun, to: str, say: Callable[[str], None]) -> str:
     source, target = source.within(FILE_SECONDS), target.within(FILE_SECONDS)
     with use_errors():
         if json_field(content_of(source, runfolder.MOVED), "to") == target.url and not content_of(target, INCOMPLETE):
-            return target.url  # it has moved already, and may have gone on
+            return target.url  # it has moved already, and may have continued
         check_place(run.id, target, source.url)
         close(source, target.url)
         block_next(run, say)
@@ -84,7 +84,9 @@ def close(source: Storage, to: str) -> None:
         source.write(runfolder.MOVED, content, create=True)
     except FileExistsError:
         if (before := json_field(source.read(runfolder.MOVED), "to")) != to:
-            raise UsageError(f"the run was moved to {before}", f"Continue there, or move it from there: {to}") from None
+            raise UsageError(
+                f"the run was moved to {before}", f"launch move {before} {to.rpartition('/')[0]}"
+            ) from None
 
 
 def copy_files(source: Storage, target: Storage, say: Callable[[str], None]) -> None:

@@ -74,7 +74,7 @@ def host_request(code: str, **more: Any) -> dict[str, Any]:
 
 
 def stop_jobs(server: SshServer) -> None:
-    """Kill what still runs on a host: launch_train.host and all below it."""
+    """Cancel the jobs on a host, and wait until they end."""
     jobs = server.home / "launch" / "jobs"
     for folder_of_job in jobs.iterdir() if jobs.is_dir() else ():
         (folder_of_job / "cancel").touch()

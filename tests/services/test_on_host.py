@@ -409,3 +409,23 @@ def test_random_kills_cost_no_step_and_make_no_second_run(
     undisturbed = next((folder / "runs").iterdir())
     assert losses(host.home / "launch" / "runs" / run) == losses(undisturbed)
     assert [*losses(undisturbed)] == [*range(1, 121)]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["job.yaml"], "job.yaml is a spec, not a host"),
+        (["a b", "job.yaml"], "invalid host 'a b'"),
+        (["box", "job.yaml", "--spot"], "--spot cannot be combined with launch on"),
+        (["box", "job.yaml", "--usd", "5"], "limits.usd: the price of the host is unknown"),
+        (["box", "job.yaml", "--usd", "5", "--price", "3"], "this run could cost $72.00, more than $5.00"),
+        (["box", "job.yaml", "--nodes", "2"], "runs a job on one host"),
+    ],
+)
+def test_a_plan_that_cannot_work_is_refused_before_a_connection(
+    job: Callable[[float], Path], words: list[str], problem: str
+) -> None:
+    job(1)
+    refused = launch("on", *words, "--dry-run")
+    assert refused.returncode == 2
+    assert problem in refused.stderr

@@ -13,7 +13,7 @@ from launcher.cli.help_page import COST, MACHINE, OUTPUT, WHERE, option
 from launcher.cli.options import Offline, Output, OutputFormat
 from launcher.cli.ui.documents import printed
 from launcher.cli.ui.offer_table import offer_lines, offers_data
-from launcher.errors import UsageError
+from launcher.errors import UsageError, refuse_with
 from launcher.inputs.gcloud_config import default_regions
 from launcher.inputs.price_table import priced_catalog
 from launcher.text import did_you_mean, either, near
@@ -53,7 +53,7 @@ def gpus(
         bool, option(WHERE, "--live", help="Add quotas and Spot capacity of your project; needs credentials.")
     ] = False,
     on: Annotated[
-        str | None, option(WHERE, "--on", help="The GPUs of a host, by SSH, and who uses them.", metavar="HOST")
+        str | None, option(WHERE, "--on", help="List a host's GPUs over SSH, and who uses them.", metavar="HOST")
     ] = None,
     offline: Offline = False,
     sort: Annotated[Order, option(OUTPUT, "--sort", help="Cheapest, most memory or most FLOP/s first.")] = Order.price,
@@ -62,10 +62,12 @@ def gpus(
     """List GPUs with memory, speed, regions and prices.
 
     The cheapest comes first, with its machine types. Prices are in USD per GPU and hour on Compute Engine, as a range
-    over machine types and regions. Sends no request without --live, which reads the quotas of your project and Google's
-    advice on Spot capacity in the first 12 offers (default: in gcloud's region).
+    over machine types and regions. Sends no request without --live or --on. --live reads the quotas of your project
+    and Google's advice on Spot capacity in the first 12 offers (default: in gcloud's region).
     """
     if on:
+        named = {"--type": type, "--memory": memory, "--region": region, "--provisioning": provisioning}
+        refuse_with("--on", {**named, "--max-usd": max_usd, "--live": live})
         show_host(on, output_format)
         return
     regions = region or (list(default_regions(os.environ)) if live else [])

@@ -27,7 +27,7 @@ def move(
     """Move a run that has ended to another place, to continue it there.
 
     Copies its folder, checks each file, and closes the old folder: no start continues there any more. The command can
-    be repeated after an interruption. `launch rm` deletes the old folder.
+    be repeated after an interruption. The old folder remains; launch rm with its path or HOST:RUN deletes it.
     """
     place = to if to.startswith(("gs://", "ssh://")) else full_path(to)
     moved = find_run(run, regions, last=last)

@@ -19,7 +19,7 @@ def on(
         Path | None, typer.Argument(metavar="[SPEC]", help="The job's YAML file; default: the built-in job.")
     ] = None,
     *,
-    cpu: Annotated[bool, option(MACHINE, "--cpu", help="Run on the host's processors, without GPUs.")] = False,
+    cpu: Annotated[bool, option(MACHINE, "--cpu", help="Run on the host's CPUs, without GPUs.")] = False,
     python: Annotated[
         str | None, option(RUN, "--python", help="The Python on the host that runs the job.", metavar="PATH")
     ] = None,
@@ -44,8 +44,14 @@ def on(
     from launcher.inputs.planning import planned
     from launcher.plan.model import Plan
     from launcher.plan.on_host import on_host
+    from launcher.remote.connection import Connection, Host, connect_to
 
     flags = flags_of(ctx)
+    if host.endswith((".yaml", ".yml")):
+        raise UsageError(f"{host} is a spec, not a host", f"Name the host first: launch on HOST {host}")
+    _ = Host(host).words
+    of_cloud = {f"--{name}": getattr(flags, name) for name in ("spot", "region", "zone", "provisioning", "flex_start")}
+    refuse_with("launch on", {flag.replace("_", "-"): value for flag, value in of_cloud.items()})
     if dry_run or explain:
         refuse_with("--dry-run", {"--detach": detach, "--resume": resume, "--new": new, "--watch-for": watch_for})
     if new and (resume or flags.run_id):
@@ -69,6 +75,7 @@ def on(
             python=python or "",
             gpus=0 if cpu else local.machine.gpus,
             price=inputs.spec.limits.price,
+            usd_limit=inputs.spec.limits.usd,
         )
 
     plan = plan_of(inputs)
@@ -77,7 +84,6 @@ def on(
         return
     from launcher.cli.flows.launch import LaunchOptions, follow_driver
     from launcher.cli.ui.event_printer import EventPrinter
-    from launcher.remote.connection import Connection, Host, connect_to
     from launcher.runs.on_host import HostContext, remember
     from launcher.runs.submit import submission
     from launcher.services.hosts.arrival import prepare_host

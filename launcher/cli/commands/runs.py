@@ -67,7 +67,9 @@ def runs(
         since=None if since is None else time.time() - since,
     )
     if on:
-        refuse_with("--on", {"--local": local, "--cloud": cloud, "--folder": folder, "--region": regions})
+        refuse_with(
+            "--on", {"--local": local, "--cloud": cloud, "--folder": folder, "--region": regions, "--mine": mine}
+        )
         host = HostContext(connection=connect_to(on))
         show_list(list_runs(lambda: host, wanted, "cloud"), wanted, output_format, everything=everything)
         return

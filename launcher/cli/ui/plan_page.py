@@ -277,8 +277,10 @@ def machine_lines(plan: Plan, explain: bool) -> Iterator[str]:
     """Yield `1 × a3-highgpu-2g: 2 × NVIDIA H100 80GB, 52 vCPUs, 468 GB`, with the total GPUs of several nodes; to
     `explain` for each of several machine types, else a line with all of them."""
     if plan.target == "on":
-        gpus = plural(plan.machine.gpus, "free GPU") if plan.machine.gpus else "no GPU"
-        yield f"{plan.machine.machine_type}: {gpus}; checked on arrival"
+        gpus = (
+            plural(plan.machine.gpus, "free GPU") + "; checked on arrival" if plan.machine.gpus else "runs on its CPUs"
+        )
+        yield f"{plan.machine.machine_type}: {gpus}"
         return
     if plan.target == "local":
         machine = plan.machine

@@ -55,7 +55,7 @@ def check_free_gpus(devices: list[Mapping[str, Any]], problem: str, count: int, 
     """Check that as many GPUs are free as the job needs. Raises NoCapacity; LaunchError: the host has too few."""
     if len(devices) < count:
         has = f"has {len(devices)} GPUs" if devices else f"has no usable GPU ({problem})"
-        fix = f"Ask for fewer: --gpus {len(devices)}" if devices else "To run on its processors: --cpu"
+        fix = f"Ask for fewer: --gpus {len(devices)}" if devices else "To run on its CPUs: --cpu"
         raise LaunchError(f"{name} {has}; the job needs {count}", fix)
     free = [gpu for gpu in devices if gpu["free"]]
     if len(free) < count:
@@ -98,11 +98,13 @@ done
 """
     if path := connection.run(script).decode().strip():
         return path
-    name, wanted = connection.host.name, "Python 3.10 or later" + (" with PyTorch" if with_torch else "")
+    name, typed = connection.host.name, connection.host.typed
+    wanted = "Python 3.10 or later" + (" with PyTorch" if with_torch else "")
     if named:
-        raise LaunchError(f"{named} on {name} is no {wanted}", f"Try: ssh {name} {named} -c 'import torch'")
+        raise LaunchError(f"{named} on {name} is no {wanted}", f"Try: ssh {typed} {named} -c 'import torch'")
     raise LaunchError(
         f"{name} has no {wanted} on its PATH or in /opt/conda, ~/.venv",
-        f"Name the one that has it: --python PATH; or make one:\n"
-        f"ssh {name} 'python3 -m venv ~/.venv && ~/.venv/bin/pip install torch numpy tensorboard psutil nvidia-ml-py'",
+        "Name the one that has it: --python PATH; or make one:\n"
+        f"ssh {typed} 'python3 -m venv ~/.venv && \\\n"
+        "    ~/.venv/bin/pip install torch numpy tensorboard psutil nvidia-ml-py'",
     )

@@ -53,7 +53,7 @@ class RefusedError(Exception):
 def start_job(root: Path, job: Mapping[str, Any]) -> None:
     """Start a job, unless it was started before; return once its supervisor runs and has the GPUs.
 
-    Raises RefusedError: it can't run here, or its run is running here. Then nothing is left of it.
+    Raises RefusedError: it can't run here, or its run is running here. Then its record is removed.
     """
     folder = root / "jobs" / str(job["id"])
     folder.mkdir(parents=True, exist_ok=True)
@@ -209,12 +209,14 @@ def lock_run(root: Path, run: str, run_folder: str) -> int:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RefusedError(f"the run folder {path} can't be created: {error.strerror}", "--output DIR") from error
+            raise RefusedError(
+                f"the run folder {path} can't be created: {error.strerror}", "Use another folder: --output DIR"
+            ) from error
     handle = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        raise RefusedError(f"run {run} is already running here", "Wait for it, or cancel it.") from error
+        raise RefusedError(f"run {run} is already running here", f"launch cancel {run}") from error
     return handle
 
 
