@@ -74,7 +74,7 @@ from launcher.runs.snapshot import (
     newest_unrecorded_end,
 )
 from launcher.runs.stored_plan import is_bound
-from launcher.runs.watch import Event, JobView, watch
+from launcher.runs.watch import Event, JobView, intervals_of, watch
 from launcher.services import request
 from launcher.services.base import CreateRefused, GoneError, Service
 from launcher.services.request import context_of_job, provisioning
@@ -240,6 +240,7 @@ class RunDriver:
             waited=waited,
             watch_seconds=left,
             stop_when=stop_when,
+            intervals=intervals_of(self.service.poll_seconds),
         )
         if watched.reason == "stop_condition":
             return watched.job, None
