@@ -202,13 +202,6 @@ servers: Final[set[FolderServer]] = set()
 """Those of this process."""
 
 
-def close_all() -> None:
-    """End the processes that serve folders to this one, and forget the folders."""
-    open_host_folder.cache_clear()
-    while servers:
-        servers.pop().close()
-
-
 @cache
 def open_host_folder(url: str) -> HostFolder:
     """Return the folder at a URL; the same one each time, as each has a process. Raises OutputError."""

@@ -57,7 +57,9 @@ def a_host(
             (server.home / "launch" / "trainer" / trainer_digest() / "launch_train").symlink_to(package)
         yield server
         stop_jobs(server)
-        folder.close_all()
+        folder.open_host_folder.cache_clear()
+        while folder.servers:
+            folder.servers.pop().close()
         connection.Connection(connection.Host(NAME)).close()
         connection.sockets.cache_clear()
         connection.connect_to.cache_clear()
