@@ -127,12 +127,8 @@ class Job(Struct, frozen=True, kw_only=True):
     @property
     def command(self) -> str:
         """Return the command that launches its run."""
-        return command(vm=True) if self.target == "vm" else f"launch {self.target_words} SPEC"
-
-    @property
-    def target_words(self) -> str:
-        """Return the words of a command line that name where it runs: `vertex`, or `on HOST`."""
-        return f"on {self.region}" if self.target == "on" else self.target
+        where = f"on {self.region}" if self.target == "on" else self.target
+        return command(vm=True) if self.target == "vm" else f"launch {where} SPEC"
 
     @property
     def run(self) -> str:

@@ -50,10 +50,11 @@ def on_host(
     job = {"displayName": job["displayName"], "jobSpec": {**job["jobSpec"], "workerPoolSpecs": pools}}
     usd = None if price is None else price * plan.machine.nodes * plan.limits.hours
     if usd_limit is not None and usd is None:
-        raise PlanRefused("limits.usd: the price of the host is unknown", "Set it, in USD per hour: --price USD")
+        problem = "the price of the host is unknown, so limits.usd cannot be checked"
+        raise PlanRefused(problem, "Set it, in USD per hour: --price USD", field="limits.usd")
     if usd_limit is not None and usd is not None and usd > usd_limit:
-        problem = f"limits.usd: this run could cost {usd_text(usd)}, more than {usd_text(usd_limit)}"
-        raise PlanRefused(problem, "Lower --hours or --price, or raise --usd.")
+        problem = f"this run could cost {usd_text(usd)}, more than limits.usd ({usd_text(usd_limit)})"
+        raise PlanRefused(problem, "Lower --hours or --price, or raise --usd.", field="limits.usd")
     rule = "unknown: set --price, USD per hour" if price is None else "set by --price"
     moved = Attempt(
         region=host,

@@ -23,7 +23,7 @@ PYTHONS: Final = (
     *("python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.14", "python"),
     *("/opt/conda/bin/python", "/venv/main/bin/python", '"$HOME/.venv/bin/python"', '"$HOME/miniconda3/bin/python"'),
 )
-"""Where a host may have a Python, as shell words: on PATH, and where rented containers keep theirs."""
+"""Candidates for a host's Python, as shell words: names on PATH, then the paths that rented containers use."""
 
 
 class Agent:

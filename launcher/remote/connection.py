@@ -26,7 +26,7 @@ CONNECT_SECONDS: Final = 20
 ALIVE_SECONDS: Final = 15
 """Interval of keep-alive messages; after four without an answer the connection is closed."""
 PERSIST_SECONDS: Final = 600
-"""How long the shared connection stays open without a command."""
+"""For so long the shared connection stays open without a command."""
 ANSWER_SECONDS: Final = 60.0
 NO_SSH: Final = ("ssh is not installed", "Install OpenSSH's client: apt-get install openssh-client")
 FAILED: Final = 255
@@ -60,7 +60,7 @@ class Host(NamedTuple):
         return f"ssh-keygen -R '[{address}]:{port[1]}'" if port else f"ssh-keygen -R {address}"
 
     @property
-    def typed(self) -> str:
+    def ssh_text(self) -> str:
         """Return how a person names it after `ssh`, to be pasted."""
         *port, _, host = self.words
         return " ".join([*port, host])
@@ -110,13 +110,13 @@ class Connection:
         """Run a script of `sh` and return its output. `stdin`: bytes, or a file of them."""
         try:
             # A file for stderr: the shared connection keeps it open.
-            with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as typed:
+            with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as stdin_file:
                 if isinstance(stdin, bytes):
-                    typed.write(stdin)
-                    typed.seek(0)
+                    stdin_file.write(stdin)
+                    stdin_file.seek(0)
                 ran = subprocess.run(
                     self.argv(script),
-                    stdin=typed if isinstance(stdin, bytes) else stdin,
+                    stdin=stdin_file if isinstance(stdin, bytes) else stdin,
                     stdout=subprocess.PIPE,
                     stderr=errors,
                     check=False,
@@ -203,11 +203,11 @@ tar --no-same-owner -xzf - -C "$part"; mv -T "$part" "$to" 2>/dev/null || [ -e "
             )
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "no message")
         if "Permission denied" in text or "Too many authentication failures" in text:
-            hint = f"Set up a key: ssh-copy-id {self.host.typed}\nThen try: ssh {self.host.typed} true"
+            hint = f"Set up a key: ssh-copy-id {self.host.ssh_text}\nThen try: ssh {self.host.ssh_text} true"
             return NotAuthorised(f"{name} refuses the login: {last}", hint)
         if "Could not resolve hostname" in text or "Bad configuration option" in text or "Bad port" in text:
             return UsageError(f"no connection to {name}: {last}", "Name a host of ~/.ssh/config, or USER@HOST[:PORT].")
-        return UnreachableError(f"no connection to {name}: {last}", f"Try: ssh {self.host.typed} true")
+        return UnreachableError(f"no connection to {name}: {last}", f"Try: ssh {self.host.ssh_text} true")
 
     def fingerprint(self) -> str:
         """Return the kind and the fingerprint of the host's key, as ssh logs it."""

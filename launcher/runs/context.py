@@ -61,7 +61,7 @@ class RunContext(Protocol):
 
 
 class LaunchContext(RunContext, Protocol):
-    """Where launch submits jobs that outlive it: a project of Google Cloud, or a host."""
+    """A place for jobs that outlive launch: a project of Google Cloud, or a host."""
 
     def of_run(self, folder: Storage | None) -> Service:
         """Return the service that has the jobs of a run with this folder."""

@@ -655,5 +655,6 @@ def end_error(job: Job, diagnosis: Diagnosis) -> LaunchError:
     logs = f"launch logs {job.handle}"
     hints = [*([diagnosis.fix] if diagnosis.fix not in ("", logs) else []), f"{logs} shows all of its output"]
     if "--resume" not in diagnosis.fix:
-        hints.append(f"launch {job.target_words} --resume {job.handle} resumes from there")
+        start = job.command if job.target == "on" else f"launch {job.target}"
+        hints.append(f"{start} --resume {job.handle} resumes from there")
     return kind(f"{job.run}: {diagnosis.cause}", "\n".join(hints))

@@ -89,8 +89,9 @@ def exact_run(text: str) -> FoundRun | None:
     if host := remembered(lambda run: run == text).get(text):
         try:
             return host_run(host, text)
-        except NoSuchRun:
+        except NoSuchRun as error:
             (host_records() / text).unlink(missing_ok=True)
+            raise NoSuchRun(f"{text} has no job on {host}: it was deleted, or refused there", error.hint) from None
     if "/" in text or text in (".", "..", RUNS):
         path = Path(text)
         inside = run_folders(path) or run_folders(path.parent)
@@ -128,7 +129,7 @@ def run_without_job(host: str, run: str, context: HostContext) -> FoundRun | Non
 
 
 def moved_to(folder: Path) -> str:
-    """Return where a run has gone from its folder on this machine; empty: it is there."""
+    """Return the folder to which a run was moved from this machine; empty: it was not moved."""
     try:
         return str(json.loads((folder / runfolder.MOVED).read_bytes())["to"])
     except (OSError, ValueError, KeyError, TypeError):

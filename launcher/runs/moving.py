@@ -51,7 +51,7 @@ def move_run(run: FoundRun, to: str, say: Callable[[str], None]) -> str:
         if json_field(content_of(source, runfolder.MOVED), "to") == target.url and not content_of(target, INCOMPLETE):
             return target.url  # it has moved already, and may have continued
         check_place(run.id, target, source.url)
-        close(source, target.url)
+        close_folder(source, target.url)
         block_next(run, say)
         copy_files(source, target, say)
         target.delete(runfolder.MOVED)  # the run may have been here before
@@ -77,7 +77,7 @@ def check_place(run: str, target: Storage, source: str) -> None:
     raise UsageError(f"{target.url} has another run {run}", fix)
 
 
-def close(source: Storage, to: str) -> None:
+def close_folder(source: Storage, to: str) -> None:
     """Mark a run folder as left for another one. Raises UsageError: it was left for yet another."""
     content = json.dumps({"to": to, "time": time.time()}).encode()
     try:

@@ -14,7 +14,7 @@ from launch_train.common.storage import LocalFolder
 from launch_train.node.run_record import RunRecord
 from launcher.errors import LaunchError, UsageError
 from launcher.runs.context import LocalContext
-from launcher.runs.find import FoundRun
+from launcher.runs.find import FoundRun, exact_run
 from launcher.runs.ledger import Ledger
 from launcher.runs.moving import move_run
 from launcher.services.local import run_folder
@@ -144,3 +144,13 @@ def test_a_link_is_left_out(tmp_path: Path) -> None:
     move_run(run, str(tmp_path / "b"), said.append)
     assert said == ["last.ckpt was left out: it is a link, a pipe or a device"]
     assert not (tmp_path / "b" / RUN / "last.ckpt").exists()
+
+
+def test_an_id_follows_the_moved_run_and_a_path_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`launch rm runs/RUN` deletes the closed folder, never the run that has moved away."""
+    monkeypatch.chdir(tmp_path)
+    move_run(a_run(tmp_path / "runs"), str(tmp_path / "b"), say)
+    by_id, by_path = exact_run(RUN), exact_run(f"runs/{RUN}")
+    assert by_id
+    assert by_path
+    assert (by_id.folder, by_path.folder) == (str(tmp_path / "b" / RUN), str(tmp_path / "runs" / RUN))

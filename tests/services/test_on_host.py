@@ -139,6 +139,7 @@ def test_a_script_runs_on_a_host_with_the_code_that_was_sent(host: SshServer, jo
         seen = launch(words[0], document["run"], *words[1:])
         assert seen.returncode == 0, seen.stderr
     assert launch("status", f"{NAME}:tiny").returncode == 0
+    assert document["run"] in launch("runs", "--on", NAME).stdout
     again = launch("on", NAME, "job.yaml", "--cpu")
     assert "has already succeeded" in again.stderr
     assert len(jobs_on(host)) == 1
@@ -272,7 +273,7 @@ def test_only_free_gpus_are_taken(host: SshServer) -> None:
         check_free_gpus(facts["gpus"], "", 3, NAME)
     with pytest.raises(LaunchError, match="no usable GPU"):
         check_free_gpus([], "nvidia-smi is not installed", 1, NAME)
-    assert (machine.holder("GPU-a"), machine.holder("GPU-b")) == ("tiny-0123abcd", "")
+    assert (machine.run_of_gpu("GPU-a"), machine.run_of_gpu("GPU-b")) == ("tiny-0123abcd", "")
 
 
 # --- Connections ------------------------------------------------------------------------------------------------------
@@ -417,8 +418,8 @@ def test_random_kills_cost_no_step_and_make_no_second_run(
         (["job.yaml"], "job.yaml is a spec, not a host"),
         (["a b", "job.yaml"], "invalid host 'a b'"),
         (["box", "job.yaml", "--spot"], "--spot cannot be combined with launch on"),
-        (["box", "job.yaml", "--usd", "5"], "limits.usd: the price of the host is unknown"),
-        (["box", "job.yaml", "--usd", "5", "--price", "3"], "this run could cost $72.00, more than $5.00"),
+        (["box", "job.yaml", "--usd", "5"], "the price of the host is unknown, so limits.usd cannot be checked"),
+        (["box", "job.yaml", "--usd", "5", "--price", "3"], "this run could cost $72.00, more than limits.usd ($5.00)"),
         (["box", "job.yaml", "--nodes", "2"], "runs a job on one host"),
     ],
 )

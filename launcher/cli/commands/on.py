@@ -49,15 +49,18 @@ def on(
     flags = flags_of(ctx)
     if host.endswith((".yaml", ".yml")):
         raise UsageError(f"{host} is a spec, not a host", f"Name the host first: launch on HOST {host}")
-    _ = Host(host).words
+    _ = Host(host).words  # raises UsageError for a name that is no host, also in a dry run
     of_cloud = {f"--{name}": getattr(flags, name) for name in ("spot", "region", "zone", "provisioning", "flex_start")}
-    refuse_with("launch on", {flag.replace("_", "-"): value for flag, value in of_cloud.items()})
+    hint = "Remove it: a host has neither regions nor provisioning."
+    refuse_with("launch on", {flag.replace("_", "-"): value for flag, value in of_cloud.items()}, hint)
     if dry_run or explain:
         refuse_with("--dry-run", {"--detach": detach, "--resume": resume, "--new": new, "--watch-for": watch_for})
     if new and (resume or flags.run_id):
         raise UsageError("--new cannot be combined with --resume or --run-id", "Remove one of them.")
     if resume:
         refuse_with("--resume", {"--run-id": flags.run_id})
+        if spec is None:
+            raise UsageError("--resume needs the spec", f"launch on {host} SPEC --resume {resume}")
         flags = flags._replace(run_id=resume)
     if (flags.nodes or 1) > 1:
         raise UsageError("launch on runs a job on one host", "Remove --nodes; several hosts are not supported yet.")
@@ -67,16 +70,17 @@ def on(
 
     def plan_of(inputs: Inputs) -> Plan:
         local = planned(inputs)
-        return on_host(
-            local,
-            host,
-            inputs.located.spec.output or "runs",
-            code=inputs.context.code.digest,
-            python=python or "",
-            gpus=0 if cpu else local.machine.gpus,
-            price=inputs.spec.limits.price,
-            usd_limit=inputs.spec.limits.usd,
-        )
+        with inputs.located.naming_places():
+            return on_host(
+                local,
+                host,
+                inputs.located.spec.output or "runs",
+                code=inputs.context.code.digest,
+                python=python or "",
+                gpus=0 if cpu else local.machine.gpus,
+                price=inputs.spec.limits.price,
+                usd_limit=inputs.spec.limits.usd,
+            )
 
     plan = plan_of(inputs)
     if dry_run or explain:

@@ -127,7 +127,7 @@ def raise_end(views: Sequence[RunView]) -> None:
 
 
 class Messages:
-    """What is printed without a terminal; on a screen, messages of launch are the screen's."""
+    """Prints launch's messages where there is no terminal; on a terminal they go to the page."""
 
     def __init__(self, *, are_printed: bool) -> None:
         self.are_printed = are_printed
@@ -161,7 +161,7 @@ class Screen:
         self._chosen = 0
         self._message = ""
         self._asks: Callable[[], None] | None = None
-        """What a `y` does; None: nothing is asked."""
+        """The action that `y` confirms; None: there is no question."""
         self.cancelling: dict[str, threading.Thread] = {}
         """The threads that cancel runs, by run ID; also those that have ended."""
         self.background: threading.Thread | None = None

@@ -98,13 +98,13 @@ done
 """
     if path := connection.run(script).decode().strip():
         return path
-    name, typed = connection.host.name, connection.host.typed
+    name, ssh_text = connection.host.name, connection.host.ssh_text
     wanted = "Python 3.10 or later" + (" with PyTorch" if with_torch else "")
     if named:
-        raise LaunchError(f"{named} on {name} is no {wanted}", f"Try: ssh {typed} {named} -c 'import torch'")
+        raise LaunchError(f"{named} on {name} is no {wanted}", f"Try: ssh {ssh_text} {named} -c 'import torch'")
     raise LaunchError(
         f"{name} has no {wanted} on its PATH or in /opt/conda, ~/.venv",
         "Name the one that has it: --python PATH; or make one:\n"
-        f"ssh {typed} 'python3 -m venv ~/.venv && \\\n"
+        f"ssh {ssh_text} 'python3 -m venv ~/.venv && \\\n"
         "    ~/.venv/bin/pip install torch numpy tensorboard psutil nvidia-ml-py'",
     )

@@ -33,7 +33,7 @@ class OnHost:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._agent = Agent(connection)
-        self.stuck_fix = f"See what it does: ssh {connection.host.typed} ps -ef --forest"
+        self.stuck_fix = f"See what it does: ssh {connection.host.ssh_text} ps -ef --forest"
 
     @property
     def project(self) -> str:

@@ -60,7 +60,9 @@ def start_job(root: Path, job: Mapping[str, Any]) -> None:
     lock = machine.lock_file(folder / "lock", str(job["run"]))
     if lock is None:  # it runs, or is being started
         return
-    if not created(folder / "job.json", json.dumps({**job, "created": time.time(), "machine": socket.gethostname()})):
+    if not create_file(
+        folder / "job.json", json.dumps({**job, "created": time.time(), "machine": socket.gethostname()})
+    ):
         os.close(lock)
         return
     reading, writing = os.pipe()
@@ -80,7 +82,7 @@ def start_job(root: Path, job: Mapping[str, Any]) -> None:
         raise RefusedError(answer["refused"], answer["fix"])
 
 
-def created(path: Path, text: str) -> bool:
+def create_file(path: Path, text: str) -> bool:
     """Write a new file, whole; return False if it exists."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")

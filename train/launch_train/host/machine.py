@@ -54,7 +54,7 @@ def list_gpus() -> tuple[list[dict[str, Any]], str]:
                 "used_mb": figure(used),
                 "driver": driver,
                 "users": sorted(users),
-                "run": (run := holder(uuid)),
+                "run": (run := run_of_gpu(uuid)),
                 "free": not users and not run and figure(used) < BUSY_MB,
             }
         )
@@ -87,7 +87,7 @@ def gpu_lock_path(uuid: str) -> Path:
     return Path(tempfile.gettempdir(), f"launch-{uuid}.lock")
 
 
-def holder(uuid: str) -> str:
+def run_of_gpu(uuid: str) -> str:
     """Return the run that has locked a GPU; empty: none has."""
     try:
         with gpu_lock_path(uuid).open("rb") as file:
