@@ -14,6 +14,7 @@ import re
 import subprocess
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,10 @@ ANSWER_SECONDS: Final = 60.0
 NO_SSH: Final = ("ssh is not installed", "Install OpenSSH's client: apt-get install openssh-client")
 FAILED: Final = 255
 """ssh's exit code for its own failures."""
+BUSY: Final = "kex_exchange_identification"
+"""In ssh's message if the server closed a new connection at once, as a busy login node does (MaxStartups)."""
+BUSY_PAUSES: Final = (0.5, 1.5, 4.0)
+"""Seconds before a connection is tried again: nothing was sent."""
 LONGEST_PATH: Final = 45
 """Of the folder for connections: the path of a socket has at most 107 characters, 58 of them ssh's own name for it
 while it is made."""
@@ -108,27 +113,11 @@ class Connection:
 
     def run(self, script: str, *, stdin: bytes | IO[bytes] = b"", seconds: float = ANSWER_SECONDS) -> bytes:
         """Run a script of `sh` and return its output. `stdin`: bytes, or a file of them."""
-        try:
-            # A file for stderr: the shared connection keeps it open.
-            with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as stdin_file:
-                if isinstance(stdin, bytes):
-                    stdin_file.write(stdin)
-                    stdin_file.seek(0)
-                ran = subprocess.run(
-                    self.argv(script),
-                    stdin=stdin_file if isinstance(stdin, bytes) else stdin,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    check=False,
-                    timeout=seconds,
-                )
-                errors.seek(0)
-                text = without_control(errors.read())
-        except FileNotFoundError:
-            raise LaunchError(*NO_SSH) from None
-        except subprocess.TimeoutExpired:
-            late = f"{self.host.name} gave no answer for {seconds:.0f} s"
-            raise UnreachableError(late, "Try again in a moment.") from None
+        for pause in (*BUSY_PAUSES, None):
+            ran, text = self._run_once(script, stdin, seconds)
+            if pause is None or ran.returncode != FAILED or BUSY not in text:
+                break
+            time.sleep(pause)
         _, mark, output = ran.stdout.partition(MARK)
         if ran.returncode == FAILED:
             raise UnreachableError(f"the connection to {self.host.name} was lost") if mark else self.explained(text)
@@ -138,6 +127,27 @@ class Connection:
             error.code = ran.returncode
             raise error
         return output
+
+    def _run_once(
+        self, script: str, stdin: bytes | IO[bytes], seconds: float
+    ) -> tuple[subprocess.CompletedProcess[bytes], str]:
+        # A file for stderr: the shared connection keeps it open.
+        with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as stdin_file:
+            if isinstance(stdin, bytes):
+                stdin_file.write(stdin)
+                stdin = stdin_file
+            stdin.seek(0)
+            try:
+                ran = subprocess.run(
+                    self.argv(script), stdin=stdin, stdout=subprocess.PIPE, stderr=errors, check=False, timeout=seconds
+                )
+            except FileNotFoundError:
+                raise LaunchError(*NO_SSH) from None
+            except subprocess.TimeoutExpired:
+                late = f"{self.host.name} gave no answer for {seconds:.0f} s"
+                raise UnreachableError(late, "Try again in a moment.") from None
+            errors.seek(0)
+            return ran, without_control(errors.read())
 
     def open(self, script: str) -> subprocess.Popen[bytes]:
         """Start a script of `sh`, with pipes. Raises LaunchError: ssh is not installed."""

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from launch_train.common.storage import LocalFolder, OutputError, UnreachableError
-from launcher.remote import folder
+from launcher.errors import LaunchError
+from launcher.remote import connection, folder
 from launcher.remote.connection import Connection, Host, connect_to
 from tests.remote.hosts import NAME, a_host
-from tests.ssh.server import SshServer
+from tests.ssh.server import SSHD, SshServer
 
 
 @pytest.fixture
@@ -71,6 +72,24 @@ def test_a_banner_and_fish_do_not_disturb(host: SshServer) -> None:
     login = host.folder / "login"
     login.write_text(login.read_text().replace("export HOME", "echo Welcome; printf 'no newline'; export HOME"))
     assert connect_to(NAME).run("echo $((40 + 2)) '$x'") == b"42 $x\n"
+
+
+def test_a_busy_server_that_closes_a_new_connection_is_tried_again(
+    host: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = tmp_path / "busy"
+    busy.touch()
+    settings = tmp_path / "ssh_config"
+    tunnel = tmp_path / "tunnel"  # ssh would put exec before a command of several
+    tunnel.write_text(f"test -e {busy} && {{ rm {busy}; exit 1; }}; exec {SSHD} -i -f {host.folder}/sshd_config")
+    settings.write_text(f"{settings.read_text()}  ProxyCommand sh {tunnel}\n")
+    monkeypatch.setattr(connection, "BUSY_PAUSES", (0.0,))
+    assert connect_to(NAME).run("echo 1") == b"1\n"
+    Connection(Host(NAME)).close()
+    busy.touch()
+    monkeypatch.setattr(connection, "BUSY_PAUSES", ())
+    with pytest.raises(LaunchError, match="Connection closed by"):
+        connect_to(NAME).run("echo 1")
 
 
 def test_an_interrupted_call_does_not_take_the_next_answer(host: SshServer, monkeypatch: pytest.MonkeyPatch) -> None:
