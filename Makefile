@@ -5,6 +5,7 @@ ENGINE := tests/e2e/test_containers.py tests/e2e/test_images.py tests/e2e/test_o
 TIMED := tests/train/node/test_node*.py tests/train/node/test_gce_vm.py tests/train/test_preemption.py
 INSTALLED := .venv/.installed
 JUDGES := .venv/judges
+COLAB := .venv/colab
 export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile what they import
 
 .DEFAULT_GOAL := help
@@ -46,7 +47,7 @@ e2e-containers: $(INSTALLED) # in an engine and a registry of their own
 e2e-runs: $(INSTALLED) # whole runs in processes
 	$(BIN)/pytest -q -m e2e --part $(PART) -n 2 --dist loadfile tests/e2e tests/train/performance/test_compile.py $(ENGINE:%=--ignore=%)
 
-judges: $(JUDGES)/.installed ## Other frameworks under the node, other programs on what launch writes; PART=1/3: a third
+judges: $(JUDGES)/.installed $(COLAB)/.installed ## Other frameworks under the node, other programs on what launch writes; PART=1/3: a third
 	$(JUDGES)/bin/python -m pytest -q -m judges -n 2 --part $(PART) tests/judges tests/train/data/test_tables.py
 
 # An environment that has the packages of .venv too: TensorFlow beside torch changes what other tests' packages import.
@@ -55,6 +56,12 @@ $(JUDGES)/.installed: $(INSTALLED)
 	@$(BIN)/python -c 'import sys; print(*(path for path in sys.path if path.endswith("site-packages")), sep="\n")' \
 	  > $$(echo $(JUDGES)/lib/python3*/site-packages)/parent.pth
 	@$(BIN)/python -m pip --python $(JUDGES)/bin/python install --quiet --disable-pip-version-check --no-compile -c dev.lock -e ".[judges]"
+	@touch $@
+
+# Google's program for Colab. It wants Python 3.12, and works with 3.11.
+$(COLAB)/.installed: $(INSTALLED) colab.lock
+	@$(BIN)/python -m venv --without-pip --clear $(COLAB)
+	@$(BIN)/python -m pip --python $(COLAB)/bin/python install --quiet --disable-pip-version-check --no-compile --no-deps --ignore-requires-python -r colab.lock
 	@touch $@
 
 fuzz: $(INSTALLED) ## Generated specs, EXAMPLES for each kind, and more trials of submitting one run twice
@@ -80,6 +87,8 @@ lock: $(INSTALLED) ## Renew the locks: the image's digests and packages, the tes
 	$(BIN)/python -m containers.lock
 	$(BIN)/python -m uv pip compile --quiet --no-config --upgrade --universal --python-version 3.11 --no-header --no-annotate \
 	  --no-emit-package pip --extra dev --extra judges --output-file dev.lock pyproject.toml
+	echo google-colab-cli | $(BIN)/python -m uv pip compile --quiet --no-config --upgrade --python-version 3.12 --no-header --no-annotate \
+	  --constraint dev.lock --output-file colab.lock -
 
 audit: $(INSTALLED) ## Known vulnerabilities in what is locked (asks PyPI)
 	$(BIN)/pip-audit --strict --disable-pip --require-hashes -r containers/requirements.lock -r containers/torch-cu130.lock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -83,6 +84,22 @@ def on_host(
             image=replace(plan.image, uri="", builds_base=False) if plan.image else None,
             attempts=(moved,),
             limits=replace(plan.limits, usd_at_most=usd, usd_expected=None, usd_hard_bound=usd),
+            warnings=(*plan.warnings, *about_colab(host, plan.run, run_folder)),
             spec=replace_text(plan.spec, old.rpartition("/")[0], folder) if old else plan.spec,
         )
     )
+
+
+def about_colab(host: str, run: str, run_folder: str) -> Iterator[str]:
+    """Yield what to know about a run on a Colab runtime."""
+    if not host.startswith("colab:"):
+        return
+    yield (
+        "Colab's FAQ does not allow SSH on runtimes without a positive balance of compute units; these may be ended at "
+        "any time."
+    )
+    if not run_folder.startswith("gs://"):
+        yield (
+            "the run folder is lost when the Colab runtime ends, after 24 h at most. To keep it: output: gs://…, or "
+            f"after the run's end: launch move {run}"
+        )

@@ -22,6 +22,7 @@ from typing import IO, Final, NamedTuple
 
 from launch_train.host.folder_server import MARK
 from launcher.errors import LaunchError, NotAuthorised, UnreachableError, UsageError
+from launcher.remote import colab
 
 CONNECT_SECONDS: Final = 20
 ALIVE_SECONDS: Final = 15
@@ -53,7 +54,7 @@ class CommandFailed(LaunchError):
 
 
 class Host(NamedTuple):
-    """A machine as ssh knows it: an alias of its settings, or [USER@]HOST[:PORT]."""
+    """A machine as ssh knows it: an alias of its settings, or [USER@]HOST[:PORT]; or colab:NAME."""
 
     name: str
 
@@ -68,11 +69,15 @@ class Host(NamedTuple):
     def ssh_text(self) -> str:
         """Return how a person names it after `ssh`, to be pasted."""
         *port, _, host = self.words
-        return " ".join([*port, host])
+        session = colab.session_of(self.name)
+        proxy = [f'-o ProxyCommand="colab ssh --proxy-mode -s {session}"'] if session else []
+        return " ".join([*proxy, *port, host])
 
     @property
     def words(self) -> tuple[str, ...]:
         """Return the words of a command line that name it. Raises UsageError: it cannot be a host."""
+        if session := colab.session_of(self.name):
+            return ("--", f"root@colab-{session}")
         match = ADDRESS.fullmatch(self.name)
         if not match or not self.name.isprintable():
             raise UsageError(f"invalid host {self.name!r}", "Name a host of ~/.ssh/config, or USER@HOST[:PORT].")
@@ -107,6 +112,8 @@ class Connection:
             "ControlPath": f"{sockets()}/%C",
             "ControlPersist": str(PERSIST_SECONDS),
         }
+        if session := colab.session_of(self.host.name):
+            options |= colab.options(session, colab_log(session))
         encoded = base64.b64encode(f"umask 077; printf '\\002launch\\002\\n'\n{script}".encode()).decode()
         settings = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
         return ["ssh", *settings, *self.host.words, f"sh -c 'eval \"$(echo {encoded} | base64 -d)\"'"]
@@ -115,7 +122,7 @@ class Connection:
         """Run a script of `sh` and return its output. `stdin`: bytes, or a file of them."""
         for pause in (*BUSY_PAUSES, None):
             ran, text = self._run_once(script, stdin, seconds)
-            if pause is None or ran.returncode != FAILED or BUSY not in text:
+            if pause is None or ran.returncode != FAILED or BUSY not in text or colab.session_of(self.host.name):
                 break
             time.sleep(pause)
         _, mark, output = ran.stdout.partition(MARK)
@@ -201,6 +208,8 @@ tar --no-same-owner -xzf - -C "$part"; mv -T "$part" "$to" 2>/dev/null || [ -e "
     def explained(self, text: str) -> LaunchError:
         """Return the error of a connection that failed, from ssh's messages."""
         name = self.host.name
+        if session := colab.session_of(name):
+            return colab.connection_error(session, text, colab_log(session))
         if "REMOTE HOST IDENTIFICATION HAS CHANGED" in text or "Host key for" in text:
             return NotAuthorised(
                 f"the host key of {name} has changed: another machine,\nor an intercepted connection",
@@ -245,6 +254,11 @@ def sockets() -> Path:
     if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
         raise LaunchError(f"{folder} must belong to you alone", f"rm -rf {folder}")
     return folder
+
+
+def colab_log(session: str) -> Path:
+    """Return the file for the errors of the program `colab`."""
+    return sockets() / f"colab-{session}.log"
 
 
 def without_control(text: bytes) -> str:

@@ -97,5 +97,5 @@ def host_and_run(text: str) -> tuple[str, str] | None:
     """Return the host and the run's ID or name in ssh://HOST/…/RUN or HOST:RUN; None: `text` is neither."""
     if match := re.fullmatch(r"ssh://([^/]+)/(?:.*/)?([^/]+)/?", text):
         return match[1], match[2]
-    match = re.fullmatch(r"([^/:\s]+(?::\d+)?):([a-z][a-z0-9-]*)", text)
+    match = re.fullmatch(r"((?:colab:)?[^/:\s]+(?::\d+)?):([a-z][a-z0-9-]*)", text)
     return (match[1], match[2]) if match else None

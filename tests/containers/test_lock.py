@@ -102,8 +102,9 @@ def test_the_nodes_packages_are_locked_without_torch_and_are_not_in_the_default_
 def test_make_installs_packages_of_the_lock_alone() -> None:
     """Else a release of another project would change what the tests run."""
     installs = re.findall(r"pip .*install .*", (ROOT / "Makefile").read_text(encoding="utf-8"))
-    assert len(installs) == 2
-    assert all(" -c dev.lock " in command for command in installs)
+    assert len(installs) == 3
+    assert all(" -c dev.lock " in command or " --no-deps " in command for command in installs)
+    assert all("==" in line for line in (ROOT / "colab.lock").read_text(encoding="utf-8").splitlines())
 
 
 def test_the_tests_lock_has_what_the_project_wants() -> None:

@@ -23,6 +23,7 @@ from launch_train.runfolder.run import read_run
 from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 from launcher.remote.agent import Agent, trainer_digest
 from launcher.remote.connection import Connection, Host, connect_to
+from launcher.runs.on_host import host_and_run
 from launcher.services.hosts.arrival import check_free_gpus, find_host_python
 from launcher.services.hosts.service import OnHost
 from tests.plan.planning import planned
@@ -120,6 +121,8 @@ def test_a_dry_run_needs_no_host(job: Callable[[float], Path], monkeypatch: pyte
     assert planned_run.returncode == 0, planned_run.stderr
     assert "nosuch.example: 2 free GPUs; checked on arrival" in planned_run.stdout
     assert "at most $6" in planned_run.stdout
+    colab = launch("on", "colab:run1", "job.yaml", "--dry-run")
+    assert "the run folder is lost when the Colab runtime ends" in " ".join(colab.stdout.split())
     document = json.loads(launch("on", "nosuch.example", "job.yaml", "--dry-run", "-o", "json").stdout)
     assert document["attempts"][0]["request"]["host"] == "nosuch.example"
     assert document["run_folder"].startswith("ssh://nosuch.example/~/launch/runs/tiny-")
@@ -303,10 +306,19 @@ def test_a_refused_login_says_what_to_do(host: SshServer) -> None:
     assert "ssh-copy-id" in refused.value.hint
 
 
-@pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "me@", "host:port", "", "a\x1b[0m"])
+@pytest.mark.parametrize(
+    "name", ["-oProxyCommand=x", "a b", "me@", "host:port", "", "a\x1b[0m", "colab:", "colab:-oX", "colab:a'b"]
+)
 def test_a_name_that_is_no_host_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="invalid host"):
         _ = Host(name).words
+
+
+def test_a_colab_session_is_a_host() -> None:
+    assert Host("colab:run1").words == ("--", "root@colab-run1")
+    assert Host("colab:2222").words == ("-p", "2222", "--", "colab")
+    assert host_and_run("colab:run1:train") == ("colab:run1", "train")
+    assert host_and_run("ssh://colab:run1/~/launch/runs/train-1") == ("colab:run1", "train-1")
 
 
 def test_launch_train_is_sent_once_and_a_python_without_torch_is_no_use(

@@ -14,7 +14,9 @@ from launcher.errors import UsageError, refuse_with
 
 def on(
     ctx: typer.Context,
-    host: Annotated[str, typer.Argument(metavar="HOST", help="A host of ~/.ssh/config, or USER@HOST[:PORT].")],
+    host: Annotated[
+        str, typer.Argument(metavar="HOST", help="A host of ~/.ssh/config, USER@HOST[:PORT], or colab:NAME.")
+    ],
     spec: Annotated[
         Path | None, typer.Argument(metavar="[SPEC]", help="The job's YAML file; default: the built-in job.")
     ] = None,
