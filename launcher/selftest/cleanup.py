@@ -101,12 +101,14 @@ def refuse_unread(places: Iterable[str]) -> None:
 
 def builds(kit: Kit, scope: str, _everywhere: bool) -> Removals:
     """Find the running builds, by their source's bucket."""
-    active = [build for build in kit.builds(scope) if build.status.name in cloud_build.ACTIVE]
+    api = Api(cloud_build.SERVICE, kit.project, cloud_build.client(kit.environ), kit.clock)
+    parent = f"projects/{kit.project}/locations/global"
+    tagged = api.ask("list_builds", parent=parent, filter='tags="launch"').builds
+    active = [build for build in tagged if build.status.name in cloud_build.ACTIVE]
     ours = set(selftest_buckets(kit.project, scope)) if active else set()
     for build in active:
         if build.source.storage_source.bucket in ours:
-            name = f"{kit.builds_of}/builds/{build.id}"
-            yield f"build {build.id}", partial(kit.cloud_build().ask, "cancel_build", name=name)
+            yield f"build {build.id}", partial(api.ask, "cancel_build", name=f"{parent}/builds/{build.id}")
 
 
 def repositories(kit: Kit, scope: str, _everywhere: bool) -> Removals:

@@ -4,13 +4,10 @@ Every HTTP request to Google goes through requests' HTTPAdapter, whichever clien
 Vertex AI is called by gRPC, and by REST only in tests: its client is wrapped, and the messages of both are recorded as
 JSON.
 
-Known values (the project, its number, the account, tokens, this machine's user, name and home) are replaced everywhere,
-also in keys. E-mail addresses, tokens, keys and IP addresses are recognised by pattern, secrets also by the name of
-their field.
-
-Answers about other users' resources are reduced to their shape: keys, kinds of values, and known enums. An allow-list:
-a text stays if it belongs to this selftest, comes from one of Google's public catalogs, or stands in a field that only
-ever holds Google's own words. Numbers and booleans stay, except in logs, metadata and people.
+A bundle holds the shape of each request and answer: keys, kinds of values, and Google's own terms, such as a state. The
+texts that it holds, in results and error messages, are redacted. Known values (the project, its number, the account,
+tokens, this machine's user, name and home) are replaced everywhere, also in keys. E-mail addresses, tokens, keys and IP
+addresses are recognised by pattern.
 """
 
 from __future__ import annotations
@@ -25,9 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
-from launcher.selftest.kit import OWN
 from launcher.services import vertex as backend
 
 ALIKE: Final = 3
@@ -118,8 +114,7 @@ def note_http(
     recorder.note(
         f"{request.method} {template(url.path)}",
         host=url.hostname,
-        path=unquote(url.path),
-        query={} if is_secret else dict(parse_qsl(url.query)),
+        path=url.path if is_secret else unquote(f"{url.path}?{url.query}"),
         request=as_json(body),
         status=status,
         answer=None if is_secret else answer,
@@ -173,9 +168,7 @@ class Jobs:
 
     def _note(self, operation: str, noted: dict[str, Any], began: float, status: int, answer: Any, error: str) -> None:
         seconds = round(time.monotonic() - began, 3)
-        self._recorder.note(
-            operation, **noted, query={}, status=status or None, answer=answer, seconds=seconds, error=error
-        )
+        self._recorder.note(operation, **noted, status=status or None, answer=answer, seconds=seconds, error=error)
 
 
 def message_json(message: Any) -> Any:
@@ -193,8 +186,8 @@ LONGEST: Final = 2000
 """Maximum length of a text, such as a VM's startup script, in characters."""
 ITEMS: Final = 100
 """Maximum number of elements in a list. A page of prices has 5,000."""
-SECRET: Final = re.compile(r"(\w*token|\w*secret|private_?key\w*|password|bucketName)", re.IGNORECASE)
-"""Names of fields whose text is hidden. A page token contains the name of the next item."""
+CREDENTIAL: Final = r"\w*token|\w*secret|private_?key\w*|password"
+"""Names of fields and parameters whose value is hidden."""
 PUBLIC_PROJECTS: Final = "deeplearning-platform-release|vertex-ai|cloud-builders"
 
 
@@ -206,7 +199,7 @@ def unless_path(match: re.Match[str]) -> str:
 
 PART: Final = re.compile(r"[a-z]*([A-Z][a-z]+)*|[A-Z]+|v\d\w*|\d+|[0-9a-f]+")
 PATTERNS: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]] = (
-    (re.compile(rf"\b({SECRET.pattern}[\"']?\s*[=:]\s*[\"']?)[^&\s\"',}}]+", re.IGNORECASE), r"\1TOKEN"),
+    (re.compile(rf"\b((?:{CREDENTIAL})[\"']?\s*[=:]\s*[\"']?)[^&\s\"',}}]+", re.IGNORECASE), r"\1TOKEN"),
     (re.compile(r"[\w.+%-]+@[\w-]+(\.[\w-]+)+"), "EMAIL"),
     (re.compile(r"\bya29\.[\w.-]+"), "TOKEN"),
     (re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]*"), "TOKEN"),
@@ -236,7 +229,10 @@ def write_bundle(
     redact = Redactor({**buckets, **numbers, **known})
     path = folder / name
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        kept = [redact(reduced(call)) for call in calls]
+        kept = []
+        for call in calls:
+            shapes = {name: shape(call.get(name)) for name in ("request", "answer")}
+            kept.append(redact({name: value for name, value in call.items() if name != "path"} | shapes))
         for part, data in (("results.json", redact(results)), ("calls.json", kept)):
             file.writestr(part, json.dumps(data, indent=1, ensure_ascii=False))
     return path
@@ -253,7 +249,6 @@ class Redactor:
 
     def __init__(self, known: Mapping[str, str]) -> None:
         """`known`: value -> replacement. Short values are only replaced as whole words."""
-        self._values = frozenset(known)
         longest = sorted((value for value in known if value), key=len, reverse=True)
         self._known = [(re.compile(whole_word(value), re.IGNORECASE), known[value]) for value in longest]
 
@@ -262,14 +257,7 @@ class Redactor:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            return {
-                self.text(str(key)): "TOKEN"
-                if each and isinstance(each, str) and SECRET.fullmatch(str(key))
-                else self(each)
-                for key, each in value.items()
-            }
-        if isinstance(value, int) and str(value) in self._values:
-            return self.text(str(value))
+            return {self.text(str(key)): self(each) for key, each in value.items()}
         return [self(each) for each in value[:ITEMS]] if isinstance(value, list | tuple) else value
 
     def text(self, text: str) -> str:
@@ -290,55 +278,29 @@ def whole_word(value: str) -> str:
     return plain if len(value) > SHORT else rf"(?<![A-Za-z0-9]){plain}(?![A-Za-z0-9])"
 
 
-# --- Other users' resources -------------------------------------------------------------------------------------------
+# --- Shapes -----------------------------------------------------------------------------------------------------------
 
-NAMES: Final = ("name", "displayName", "id", "bucket", "logsBucket", "selfLink", "targetLink")
-"""Fields with the name of the resource that contains them."""
-PUBLIC: Final = re.compile(
-    r"GET .*/(skus|machineTypes/\*|acceleratorTypes/\*|regions/\*|images/family/\*)|.*Permissions"
-)
-"""Operations whose answers are Google's catalogs or permissions."""
-HARMLESS: Final = re.compile(
+TERMS: Final = re.compile(
     "@type|IPProtocol|architecture|code|currencyCode|direction|domain|format|kind|locationType|metric|mode|reason|shell"
-    "|natIpAllocateOption|operatingSystemType|operationType|sourceSubnetworkIpRangesToNat|state|status|storageClass"
-    "|usageType"
+    "|natIpAllocateOption|onHostMaintenance|operatingSystemType|operationType|provisioningModel"
+    "|sourceSubnetworkIpRangesToNat|state|status|storageClass|strategy|usageType"
 )
 """Fields whose values are Google's own terms."""
 WORD: Final = re.compile(r"[\w#./-]{1,80}")
-STRICT: Final = frozenset({"entries", "commonInstanceMetadata", "loginProfile", "posixAccounts", "sshPublicKeys"})
-"""Fields that are reduced to their shape."""
-FREE: Final = frozenset({"labels", "annotations", "jsonPayload", "protoPayload", "sshPublicKeys"})
+FREE: Final = frozenset({"labels", "annotations", "jsonPayload", "protoPayload", "sshPublicKeys", "metadata"})
 """Maps whose keys are chosen by users."""
-PEOPLE: Final = "/users/"
-"""Occurs only in the paths of OS Login."""
-THINGS: Final = re.compile(
-    r"(?<=/)(subnetworks|instances|repositories|builds|images|b|o|users)/(?!launch-selftest-)[^/:]+"
-)
 
 
-def reduced(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recorded call without other users' data. Lists keep their length."""
-    if PEOPLE in str(call.get("path", "")):
-        shapes = {name: shape(call.get(name), strict=True) for name in ("request", "answer")}
-        return {**call, "path": call["operation"], **shapes}
-    if PUBLIC.fullmatch(str(call.get("operation", ""))):
-        return {**call}
-    answer = call.get("answer")
-    if not (isinstance(answer, Mapping) and answer.keys() == {"error"}):  # an error message explains a failed step
-        answer = shape(answer)
-    return {**call, "path": THINGS.sub(r"\1/*", str(call.get("path", ""))), "answer": answer}
-
-
-def shape(value: Any, name: str = "", *, strict: bool = False) -> Any:
-    """Return JSON of the same shape. `name` is the field that contains it."""
-    strict = strict or name in STRICT
+def shape(value: Any, name: str = "") -> Any:
+    """Return JSON of the same shape. `name` is the field that contains it. An error's message explains a failed step,
+    and is kept."""
     if isinstance(value, Mapping):
-        if not strict and any(OWN.search(str(value.get(name, ""))) for name in NAMES):
-            return value  # the selftest's own resource
+        if not name and value.keys() == {"error"}:
+            return value
         keys = [str(number) for number in range(len(value))] if name in FREE else [*map(str, value)]
-        return {key: shape(each, key, strict=strict) for key, each in zip(keys, value.values(), strict=True)}
+        return {key: shape(each, name if name in FREE else key) for key, each in zip(keys, value.values(), strict=True)}
     if isinstance(value, list):
-        return [shape(each, name, strict=strict) for each in value]
+        return [shape(each, name or "items") for each in value]
     if isinstance(value, str):
-        return value if HARMLESS.fullmatch(name) and WORD.fullmatch(value) else "string"
-    return type(value)() if strict and isinstance(value, int | float) and not isinstance(value, bool) else value
+        return value if TERMS.fullmatch(name) and WORD.fullmatch(value) else "string"
+    return type(value)() if isinstance(value, int | float) and not isinstance(value, bool) else value

@@ -1,6 +1,6 @@
-"""The steps of the selftest: the resources that each creates, its prerequisites and its check.
+"""The selftest as a list of launch commands with their expected ends.
 
-`items` lists what the steps create and may cost, `run_steps` runs them in order.
+`items` lists what they create and may cost, `run_steps` runs them in order.
 """
 
 from __future__ import annotations
@@ -15,36 +15,60 @@ from launcher import catalog
 from launcher.catalog.sku_prices import Rates, machine_price
 from launcher.errors import LaunchError, NoCapacity, PlanRefused
 from launcher.gcp.price_list import PriceList
-from launcher.jobs.job import RUN_LABEL
+from launcher.images import artifact_registry, cloud_build
 from launcher.jobs.vm import DOWN
 from launcher.selftest.cleanup import ONCE, clean, storage_client
-from launcher.selftest.kit import CPU, GPU, LABEL, SMALL, Kit, NotTried, Ran, checked, expect
+from launcher.selftest.kit import LABEL, Kit, Ran
 from launcher.text import usd_text
 
+GPU: Final = "g2-standard-4"
+"""The smallest machine type with an L4."""
 STEPS: Final = 20
 """Training steps of the short runs."""
-AT_ONCE: Final = 3
+SMALL: Final = {"name": "gpt", "n_layer": 1, "n_head": 2, "n_embd": 32, "block_size": 32}
+MEDIUM: Final = {"name": "gpt", "n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
+LONG: Final = {"model": MEDIUM, "steps": 2000, "batch_size": 24}
+"""Trains for two or three minutes on CPU, long enough to be cancelled midway."""
 BEFORE: Final = 40
-"""Training steps after which the run is cancelled, to be resumed."""
+"""Training steps after which that run is cancelled, to be resumed."""
 JOIN: Final = 0.25
-"""Largest relative difference between the mean losses of ten steps before and after a resume."""
+"""Largest relative difference between the mean losses of MEAN steps before and after a resume."""
 MEAN: Final = 10
-NODE_SECONDS, LOG_SECONDS, STOP_SECONDS, GONE_SECONDS = 2400.0, 300.0, 900.0, 300.0
-"""Time limits in seconds: for a job's first steps, its log lines, a VM's stop and a VM's deletion."""
+SHARE: Final = 0.02
+"""Largest relative error of the shipped price. Spot prices change up to once a day, so they are only reported."""
+
+
+class Command(NamedTuple):
+    """A launch command. `{spec}`, `{name}`, `{region}`, and the `{run}` and `{output}` printed before are filled in."""
+
+    line: str
+    end: str = ""
+    """The expected end, in words."""
+    holds: Callable[[Any], object] = bool
+    """Takes its JSON, or its text; returns whether it ended so. May raise LaunchError: it can't be."""
+    seconds: float = 0.0
+    """Time for that end: the command is repeated until then, or until its run failed."""
+    processes: int = 0
+    """Runs in that many processes at once, and `holds` takes a list; 0: in this process."""
 
 
 class Step(NamedTuple):
-    """One step. `command` and `spec` are the billed part: a launch command that gets the spec's file."""
+    """One step: its commands, the changes to the spec that these read, and the steps that must have passed."""
 
     name: str
     group: str
     """The group's name in --only. Empty: the step always runs."""
     target: str
-    check: Callable[[Kit], str]
-    """Returns the finding. Raises NoCapacity; LaunchError, or anything else: the step failed."""
+    commands: tuple[Command, ...] = ()
     needs: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
     spec: Mapping[str, Any] = {}
+    """Of a job or VM, which is billed."""
+    prepare: Callable[[Kit], str] = lambda _kit: ""
+    """Comes before the commands, and returns the finding."""
+
+
+class NotTried(LaunchError):
+    """A step could not be tried, for a reason outside launch."""
 
 
 class Item(NamedTuple):
@@ -70,43 +94,11 @@ class Outcome(NamedTuple):
         return {**self._asdict(), "seconds": round(self.seconds, 1)}
 
 
-# --- The project ------------------------------------------------------------------------------------------------------
+# --- Preparations -----------------------------------------------------------------------------------------------------
 
 
-def access(kit: Kit) -> str:
-    """Check with `launch doctor` that the APIs are enabled and the permissions granted, for Vertex AI and for VMs."""
-    checks = [*project_checks(kit, "vertex"), *project_checks(kit, "vm")]
-    problems = [f"{check['name']}: {check['text']}" for check in checks if check["status"] == "failed"]
-    expect(not problems, "; ".join(dict.fromkeys(problems)))
-    unread = dict.fromkeys(check["name"] for check in checks if check["status"] == "unknown")
-    return f"{len(checks)} checks" + (f"; not checked: {', '.join(unread)}" if unread else "")
-
-
-def project_checks(kit: Kit, target: str) -> list[dict[str, Any]]:
-    """Return what `launch doctor` says of the project itself; the selftest has its own bucket and repository."""
-    ran = kit.launch("doctor", "--only", "project", "--for", target, "--region", kit.region, "-o", "json")
-    names = ("credentials", "project", "billing", "apis", "permissions")
-    return [check for check in ran.data["project"] if check["name"] in names]
-
-
-def tables(kit: Kit) -> str:
-    """Check with `--preflight` that the region has the catalog's machine type, quota and boot image of an L4."""
-    ran = kit.launch(*argv(kit, "vm"), "--preflight", "-o", "json")
-    checks = [check for check in ran.data.get("checks", ()) if check["name"] == "vm"]
-    wrong = [check["text"] for check in checks if check["status"] in ("failed", "unknown")]
-    expect(not wrong and ran.code in (0, NoCapacity.exit_code), "; ".join(wrong) or ran.problem)
-    return "quotas, machine types, zones, image family"
-
-
-SHARE: Final = 0.02
-"""Largest relative error of the shipped price. Spot prices change up to once a day, so they are only reported."""
-
-
-def prices(kit: Kit) -> str:
-    """Check that the machine costs what the catalog says.
-
-    Raises NotTried: the price list can't be read; LaunchError.
-    """
+def compare_prices(kit: Kit) -> str:
+    """Check that the machine costs what the catalog says. Raises NotTried: the list can't be read; LaunchError."""
     known, rates = catalog.load(), Rates()
     machine = known.find(GPU, None, None, "compute")
     try:
@@ -122,15 +114,13 @@ def prices(kit: Kit) -> str:
         usd, shipped = price[0], known.price(machine, "compute", model, kit.region).usd
         wrong = shipped is None or abs(shipped - usd) > SHARE * usd
         text = f"{model} ${usd:.4f}/h" + (f", shipped ${shipped}" if wrong else "")
-        expect(not wrong or model == "spot", f"{machine.name} in {kit.region}: {text}")
+        if wrong and model != "spot":
+            raise LaunchError(f"{machine.name} in {kit.region}: {text}")
         texts.append(text)
     return "; ".join(texts)
 
 
-# --- The bucket -------------------------------------------------------------------------------------------------------
-
-
-def bucket(kit: Kit) -> str:
+def create_bucket(kit: Kit) -> str:
     """Create the selftest's bucket."""
     with storage_client(kit.project) as client:
         resource = client.bucket(kit.prefix)
@@ -138,182 +128,63 @@ def bucket(kit: Kit) -> str:
         resource.iam_configuration.uniform_bucket_level_access_enabled = True
         resource.soft_delete_policy.retention_duration_seconds = 0
         client.create_bucket(resource, project=kit.project, location=kit.region, **ONCE)
-    return kit.bucket
+    return f"gs://{kit.prefix}"
 
 
-# --- The image --------------------------------------------------------------------------------------------------------
-
-
-def build(kit: Kit) -> str:
-    """Build the dependency image with Cloud Build, and append the code."""
-    code(kit).write_text("1\n")
+def create_repository(kit: Kit) -> str:
+    """Create the selftest's repository, unless another one is used."""
     if not kit.repository:
-        from launcher.images import artifact_registry
-
         artifact_registry.create(kit.images, kit.environ, kit.clock, {LABEL: kit.id})
-    image = kit.must("push", spec(kit, "build"), "--builder", "cloud-build", "-o", "json").data
-    states = [build.status.name for build in kit.builds(kit.prefix)]
-    expect(states == ["SUCCESS"], f"Cloud Build lists {states or 'no build'}, not one that succeeded")
-    expect(image["how"] == "appended", f"the image was {image['how']}, not appended to what Cloud Build made")
-    kit.notes["image"] = image["reference"]
-    return str(image["dependencies"]).rpartition(":")[2]
+    return ""
 
 
-def append(kit: Kit) -> str:
-    """Append an edit of the code, using only the registry."""
-    code(kit).write_text("2\n")
-    image = kit.must("push", spec(kit, "build"), "--builder", "append", "-o", "json").data
-    expect(image["how"] == "appended", f"the image was {image['how']}, not appended")
-    expect(image["reference"] != kit.notes["image"], "the edited code has the same image")
-    return f"{image['sent']:,} bytes sent"
+# --- Expected ends ----------------------------------------------------------------------------------------------------
 
 
-def code(kit: Kit) -> Path:
-    """Return the one file of the code."""
-    folder = kit.folder / "code"
-    folder.mkdir(exist_ok=True)
-    return folder / "edit.txt"
+def are_passed(checks: Sequence[Mapping[str, str]], *wrong: str) -> bool:
+    """Return True if no check failed or has one of the statuses `wrong`. Raises LaunchError: what these say."""
+    problems = [f"{check['name']}: {check['text']}" for check in checks if check["status"] in ("failed", *wrong)]
+    if problems:
+        raise LaunchError("; ".join(dict.fromkeys(problems)))
+    return True
 
 
-# --- Vertex AI --------------------------------------------------------------------------------------------------------
+def has_project(doctor: Any) -> bool:
+    """Check what `launch doctor` says of the project itself: the selftest has its own bucket and repository."""
+    names = ("credentials", "project", "billing", "apis", "permissions")
+    return are_passed([check for check in doctor["project"] if check["name"] in names])
 
 
-def cpu(kit: Kit) -> str:
-    """Run a job without GPUs, from its submission to its metrics."""
-    kit.notes["run"] = kit.name("cpu")
-    ended = kit.must(*argv(kit, "cpu"), "-o", "json").data
-    kit.notes["run"] = ended["run"]
-    return trained(kit, ended)
-
-
-def logs(kit: Kit) -> str:
-    """Read the job's lines from Cloud Logging, and its state with `launch status`."""
-    run = kit.notes["run"]
-    printed: list[dict[str, Any]] = []
-
-    def is_complete() -> bool:
-        printed[:] = [json.loads(line) for line in kit.must("logs", run, "-o", "json").out.splitlines()]
-        return any(re.search(rf"step +{STEPS}/{STEPS}\b", line["text"]) for line in printed)
-
-    seen = kit.wait(LOG_SECONDS, is_complete)
-    expect(seen, f"the line of step {STEPS} isn't among the {len(printed)} lines of launch logs")
-    replicas = {line["replica"] for line in printed}
-    expect("workerpool0-0" in replicas, f"the lines are of {sorted(replicas)}, none of workerpool0-0")
-    shown = kit.must("status", run, "-o", "json").data
-    expect(shown["state"] == "SUCCEEDED", f"launch status says {shown['state']}")
-    return f"{len(printed)} lines"
-
-
-def once(kit: Kit) -> str:
-    """Submit the same job three times at once and check that only one job is created."""
-    running = [kit.start(*argv(kit, "once"), "--detach", "-o", "json") for _ in range(AT_ONCE)]
-    try:
-        ended = [(process, *process.communicate()) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    begun = [checked(Ran(("vertex",), process.returncode, out, err)).data for process, out, err in ended]
-    run = begun[0]["run"]
-    names = {job["job"] for job in begun}
-    there = kit.vertex.find(f'labels.{RUN_LABEL}="{run}"', [kit.region]).jobs
-    kit.must("cancel", run, "--region", kit.region)
-    expect(len(names) == len(there) == 1, f"{AT_ONCE} submissions name {len(names)} jobs, and {len(there)} exist")
-    return f"{AT_ONCE} submissions, 1 job"
-
-
-def preempt(kit: Kit) -> str:
-    """Cancel a run midway and resume it. It must continue from its checkpoint."""
-    run = kit.must(*argv(kit, "preempt"), "--detach", "-o", "json").data["run"]
-    reached: list[int] = [0]
-
-    def is_under_way() -> bool:
-        shown = kit.must("status", run, "-o", "json").data
-        expect(shown["state"] not in ("FAILED", "SUCCEEDED"), f"the job was {shown['state']} before it was cancelled")
-        reached[0] = (shown["progress"] or {}).get("step", 0)
-        return reached[0] >= BEFORE
-
-    expect(kit.wait(NODE_SECONDS, is_under_way), f"the job reached step {reached[0]} in {NODE_SECONDS:.0f} s")
-    kit.must("cancel", run, "--region", kit.region)
-    ended = kit.must("vertex", "--resume", run, "-o", "json").data
-    result = trained(kit, ended, kit.long_run["steps"])
-    shown = kit.must("metrics", ended["output"], "-o", "json").data
-    at = next((event["step"] for event in shown["events"] if event["event"] == "resumed"), 0)
-    expect(at, "the second job started from step 0, not from a checkpoint")
-    rows = {row["step"]: row["loss"] for row in shown["rows"]}
-    before, after = mean(rows, at - MEAN + 1, at), mean(rows, at + 1, at + MEAN)
-    expect(abs(after - before) <= JOIN * before, f"the loss is {before:.3f} before step {at} and {after:.3f} after it")
-    return f"{result}; resumed from step {at}"
-
-
-def mean(rows: Mapping[int, float], first: int, last: int) -> float:
-    """Return the mean loss of some steps."""
-    known = [rows[step] for step in range(first, last + 1) if step in rows]
-    return sum(known) / len(known) if known else float("nan")
-
-
-def gpu(kit: Kit) -> str:
-    """Run a job with an L4. Its node fails if no GPU is visible."""
-    return trained(kit, kit.must(*argv(kit, "gpu"), "-o", "json").data)
-
-
-def trained(kit: Kit, ended: Mapping[str, Any], steps: int = STEPS) -> str:
-    """Check that a run succeeded and its folder has the metrics of each step once."""
-    expect(ended["state"] == "SUCCEEDED", f"{ended['run']} {ended['state']}")
-    rows = kit.must("metrics", ended["output"], "-o", "json").data["rows"]
-    numbers = [row["step"] for row in rows]
-    expect(numbers == [*range(1, steps + 1)], f"the metrics have {len(rows)} steps, not 1 to {steps}")
-    return f"{steps} steps, loss {rows[0]['loss']:.3f} to {rows[-1]['loss']:.3f}"
-
-
-# --- VMs --------------------------------------------------------------------------------------------------------------
-
-
-def vm(kit: Kit) -> str:
-    """Create a VM with an L4, and log in over SSH."""
-    created = kit.must(*argv(kit, "vm"), "-o", "json").data
-    expect(created["ready"], "the VM isn't ready")
-    process = kit.start("ssh", kit.name("vm"), "--", "nvidia-smi", "-L")
-    try:
-        out, err = process.communicate()
-    finally:
-        process.kill()
-    expect(process.returncode == 0, f"nvidia-smi over SSH ended with {process.returncode}: {' '.join(err.split())}")
-    expect("L4" in out, f"nvidia-smi lists {' '.join(out.split())[:100]!r}, not an L4")
-    return out.partition(" (")[0].strip()
-
-
-def lease(kit: Kit) -> str:
-    """Set a lease of two minutes. The VM must stop itself."""
-    name = kit.name("vm")
-    kit.must("vm", "extend", name, "--lease", "2m")
-    began, states = kit.clock.now(), [""]
-
-    def is_down() -> bool:
-        states.append(kit.must("vm", "status", name, "-o", "json").data["state"])
-        return states[-1] in DOWN
-
-    expect(
-        kit.wait(STOP_SECONDS, is_down), f"{STOP_SECONDS / 60:.0f} min after a lease of 2 min the VM is {states[-1]}"
+def is_continuous(metrics: Any) -> bool:
+    """Return whether the loss continued after a resume. Raises LaunchError: it did not."""
+    at = next((event["step"] for event in metrics["events"] if event["event"] == "resumed"), 0)
+    if not at:
+        raise LaunchError("the second job started from step 0, not from a checkpoint")
+    losses = {row["step"]: row["loss"] for row in metrics["rows"]}
+    before, after = (
+        sum(losses[step] for step in range(first, first + MEAN)) / MEAN for first in (at - MEAN + 1, at + 1)
     )
-    return f"stopped {kit.clock.now() - began:.0f} s after a lease of 120 s began"
+    if abs(after - before) > JOIN * before:
+        raise LaunchError(f"the loss is {before:.3f} before step {at} and {after:.3f} after it")
+    return True
 
 
-def spot_vm(kit: Kit) -> str:
-    """Train on a Spot VM. It must delete itself."""
-    ended = kit.must(*argv(kit, "spot-vm"), "-o", "json").data
-    result = trained(kit, ended)
+def has_steps(steps: int = STEPS) -> Command:
+    """Return the command that finds each step once in a run's metrics."""
+    numbers = [*range(1, steps + 1)]
+    return Command(
+        "metrics {output} -o json",
+        f"metrics of steps 1 to {steps}",
+        lambda run: [row["step"] for row in run["rows"]] == numbers,
+    )
 
-    def is_gone() -> bool:
-        return not kit.compute.instances(f'labels.{RUN_LABEL}="{ended["run"]}"').machines
 
-    expect(kit.wait(GONE_SECONDS, is_gone), f"its VM still exists {GONE_SECONDS / 60:.0f} min after its end")
-    return f"{result}; the VM was deleted"
+def succeeds(line: str) -> Command:
+    """Return a command whose run succeeds."""
+    return Command(line, "SUCCEEDED", lambda run: run["state"] == "SUCCEEDED")
 
 
 # --- The list ---------------------------------------------------------------------------------------------------------
-
-ON_CPU: Final = ("vertex", "--cpu-machine", CPU)
-IMAGE: Final = ("bucket", "build")
 
 
 def training(hours: float, provisioning: Iterable[str], **config: Any) -> dict[str, Any]:
@@ -323,21 +194,90 @@ def training(hours: float, provisioning: Iterable[str], **config: Any) -> dict[s
     return {"provisioning": [*provisioning], "limits": limits, "run": {"config": {**usual, **config}}}
 
 
+def cancelled_and_resumed(**config: Any) -> Step:
+    """Return the step that cancels a run midway and resumes it; `config` is what it trains."""
+    commands = (
+        Command(f"{ON_CPU} --detach"),
+        Command(
+            "status {run} -o json",
+            f"step {BEFORE} reached",
+            lambda run: run["state"] == "RUNNING" and (run["progress"] or {}).get("step", 0) >= BEFORE,
+            seconds=2400,
+        ),
+        Command("cancel {run} --region {region}"),
+        succeeds("vertex --resume {run} -o json"),
+        has_steps(config["steps"]),
+        Command("metrics {output} -o json", "resumed with a continuous loss", is_continuous),
+    )
+    return Step("preempt", "preempt", "vertex", commands, IMAGE, training(0.75, ["standard"], **config))
+
+
+def pushes(builder: str) -> Command:
+    """Return a command that appends the code to the dependency image."""
+    return Command(f"push {{spec}} --builder {builder} -o json", "appended", lambda image: image["how"] == "appended")
+
+
+ON_CPU: Final = "vertex {spec} -o json --cpu-machine n1-standard-4"
+DOCTOR: Final = "doctor --only project --region {region} -o json --for"
+LAST_LINE: Final = re.compile(rf"step +{STEPS}/{STEPS}\b")
+IMAGE: Final = ("bucket", "build")
+VM: Final = {"limits": {"hours": 1, "restarts": 0}, "vm": {"lease": "45m"}}
+
+ACCESS: Final = tuple(Command(f"{DOCTOR} {target}", f"ready for {target}", has_project) for target in ("vertex", "vm"))
+TABLES: Final = Command(
+    "vm {spec} --preflight -o json", "known to Google", lambda preflight: are_passed(preflight["checks"], "unknown")
+)
+LOGS: Final = Command(
+    "logs {run} -o json",
+    "the line of the last step",
+    lambda lines: any(LAST_LINE.search(line["text"]) and line["replica"] == "workerpool0-0" for line in lines),
+    seconds=300,
+)
+TOGETHER: Final = (
+    Command(f"{ON_CPU} --detach", "3 submissions", lambda jobs: len({job["job"] for job in jobs}) == 1, processes=3),
+    Command("status {run} -o json", "1 job", lambda run: len(run["jobs"]) == 1),
+    Command("cancel {run} --region {region}"),
+)
+READY: Final = (
+    Command("vm {spec} -o json", "ready", lambda vm: vm["ready"]),
+    Command("ssh {name} -- nvidia-smi -L", "an L4", lambda outputs: "L4" in outputs[0], processes=1),
+)
+LEASE: Final = (
+    Command("vm extend {prefix}-vm --lease 2m"),
+    Command("vm status {prefix}-vm -o json", "stopped", lambda vm: vm["state"] in DOWN, seconds=900),
+)
+DELETED: Final = Command(
+    "vm list -o json", "VM deleted", lambda vms: not any("-spot-vm-" in str(vm["run"]) for vm in vms["machines"]), 300
+)
 ALL: Final = (
-    Step("access", "", "project", access),
-    Step("tables", "", "project", tables),
-    Step("prices", "", "project", prices),
-    Step("bucket", "", "bucket", bucket),
-    Step("build", "push", "image", build, ("bucket",)),
-    Step("append", "push", "image", append, ("build",)),
-    Step("cpu", "cpu", "vertex", cpu, IMAGE, ON_CPU, training(0.5, ["standard"])),
-    Step("logs", "cpu", "vertex", logs, ("cpu",)),
-    Step("once", "cpu", "vertex", once, IMAGE, ON_CPU, training(0.25, ["standard"], seed=1)),
-    Step("preempt", "preempt", "vertex", preempt, IMAGE, ON_CPU, training(0.75, ["standard"])),
-    Step("gpu", "vertex", "vertex", gpu, IMAGE, ("vertex",), training(0.5, ["spot", "flex-start"])),
-    Step("vm", "vm", "vm", vm, (), ("vm",), {"limits": {"hours": 1, "restarts": 0}, "vm": {"lease": "45m"}}),
-    Step("lease", "vm", "vm", lease, ("vm",)),
-    Step("spot-vm", "vm", "vm", spot_vm, IMAGE, ("vm", "--run"), training(0.5, ["spot"])),
+    Step("access", "", "project", ACCESS),
+    Step("tables", "", "project", (TABLES,), spec=VM),
+    Step("prices", "", "project", prepare=compare_prices),
+    Step("bucket", "", "bucket", prepare=create_bucket),
+    Step("build", "push", "image", (pushes("cloud-build"),), ("bucket",), prepare=create_repository),
+    Step("append", "push", "image", (pushes("append"),), ("build",)),
+    Step("cpu", "cpu", "vertex", (succeeds(ON_CPU), has_steps()), IMAGE, training(0.5, ["standard"])),
+    Step("logs", "cpu", "vertex", (LOGS, succeeds("status {run} -o json")), ("cpu",)),
+    Step("once", "cpu", "vertex", TOGETHER, IMAGE, training(0.25, ["standard"], seed=1)),
+    cancelled_and_resumed(**LONG),
+    Step(  # its node fails if no GPU is visible
+        "gpu",
+        "vertex",
+        "vertex",
+        (succeeds("vertex {spec} -o json"), has_steps()),
+        IMAGE,
+        training(0.5, ["spot", "flex-start"]),
+    ),
+    Step("vm", "vm", "vm", READY, spec=VM),
+    Step("lease", "vm", "vm", LEASE, ("vm",)),
+    Step(
+        "spot-vm",
+        "vm",
+        "vm",
+        (succeeds("vm {spec} --run -o json"), has_steps(), DELETED),
+        IMAGE,
+        training(0.5, ["spot"]),
+    ),
 )
 BY_NAME: Final = {step.name: step for step in ALL}
 GROUPS: Final = tuple(dict.fromkeys(step.group for step in ALL if step.group))
@@ -351,30 +291,6 @@ def chosen(groups: Iterable[str]) -> tuple[Step, ...]:
     return tuple(step for step in ALL if step.name in wanted)
 
 
-def argv(kit: Kit, name: str) -> tuple[str, ...]:
-    """Return the command that creates a step's job or VM."""
-    command = BY_NAME[name].command
-    return (command[0], spec(kit, name), *command[1:])
-
-
-def spec(kit: Kit, name: str) -> str:
-    """Write a step's spec, and return its path."""
-    fields = {
-        "name": kit.name(name),
-        "machine": {"type": GPU},
-        "regions": [kit.region],
-        "labels": {LABEL: kit.id},
-        "image": {"repository": kit.images, **({"code": str(kit.folder / "code")} if name == "build" else {})},
-        "output": f"{kit.bucket}/runs",
-        **BY_NAME[name].spec,
-    }
-    if name == "preempt":
-        fields |= training(0.75, ["standard"], **kit.long_run)
-    path = kit.folder / f"{name}.yaml"
-    path.write_text(json.dumps(fields), encoding="utf-8")
-    return str(path)
-
-
 # --- Cost -------------------------------------------------------------------------------------------------------------
 
 
@@ -383,20 +299,18 @@ def items(kit: Kit, steps: Sequence[Step]) -> list[Item]:
 
     Raises LaunchError: the region lacks the machine, or its price is unknown.
     """
-    resources = [Item("bucket", kit.bucket)]
+    resources = [Item("bucket", f"gs://{kit.prefix}")]
     if any(step.group == "push" for step in steps):
-        from launcher.images.cloud_build import TIMEOUT_SECONDS
-
-        minutes = TIMEOUT_SECONDS / 60
+        minutes = cloud_build.TIMEOUT_SECONDS / 60
         usd = catalog.load().rates["cloud-build-minute"] * minutes
         resources += [] if kit.repository else [Item("repository", kit.images)]
         resources.append(Item("build", f"by Cloud Build, {minutes:.0f} min at most", usd))
-    return [*resources, *(step_item(kit, step) for step in steps if step.command)]
+    return [*resources, *(step_item(kit, step) for step in steps if step.spec and step.target != "project")]
 
 
 def step_item(kit: Kit, step: Step) -> Item:
     """Return the job or VM of a step, priced by the dry run of its command. Raises LaunchError."""
-    ran = kit.launch(*argv(kit, step.name), "--dry-run", "-o", "json")
+    ran = kit.launch(*creation(kit, step), "--dry-run")
     if ran.code:
         raise PlanRefused(ran.problem)
     plan = ran.data
@@ -404,7 +318,7 @@ def step_item(kit: Kit, step: Step) -> Item:
     kind = plan["machine"]["machine_type"]
     if usd is None:  # without a price, --usd would be no upper bound
         raise PlanRefused(f"the highest price of {kind} in {kit.region} is unknown", "Choose another --region.")
-    what = "job" if step.command[0] == "vertex" else "VM"
+    what = "job" if step.target == "vertex" else "VM"
     return Item(what, f"{kit.name(step.name)}, {kind}, {plan['limits']['hours']:g} h at most", usd)
 
 
@@ -438,17 +352,18 @@ def run_steps(kit: Kit, steps: Sequence[Step], outcomes: list[Outcome], begins: 
             continue
         begins(step)
         began = kit.clock.now()
-        ok, text = tried(step, kit)
+        ok, text = tried(kit, step)
         seconds = kit.clock.now() - began
         outcomes.append(Outcome(step.name, ok, step.target, seconds, "" if ok else text, text if ok else ""))
         if not ok:
             clean(kit, kit.name(step.name), machines_only=True)
 
 
-def tried(step: Step, kit: Kit) -> tuple[bool | None, str]:
+def tried(kit: Kit, step: Step) -> tuple[bool | None, str]:
     """Return whether a step passed, and the finding or the reason. An unexpected exception counts as a failure."""
     try:
-        return True, step.check(kit)
+        findings = [step.prepare(kit), *(run_command(kit, step, command) for command in step.commands)]
+        return True, "; ".join(dict.fromkeys(filter(None, findings)))
     except NoCapacity as error:
         return None, f"no capacity: {error.problem}"
     except NotTried as error:
@@ -457,3 +372,77 @@ def tried(step: Step, kit: Kit) -> tuple[bool | None, str]:
         return False, " ".join(f"{error.problem} {error.hint}".split())
     except Exception as error:  # noqa: BLE001 - the other steps continue
         return False, f"{type(error).__name__}: {error}"
+
+
+def run_command(kit: Kit, step: Step, command: Command) -> str:
+    """Run a command until it ends as expected, and return that end. Raises NoCapacity; LaunchError: it does not."""
+    until = kit.clock.now() + command.seconds
+    while True:
+        argv = filled(kit, step, command.line)
+        ran = at_once(kit, argv, command.processes) if command.processes else [kit.launch(*argv)]
+        # `launch doctor` fails if anything is missing that a user needs; `has_project` says what the selftest needs.
+        printed = [(each if argv[0] == "doctor" else each.checked()).data for each in ran]
+        if isinstance(printed[0], dict):
+            kit.notes.update({key: printed[0][key] for key in ("run", "output") if printed[0].get(key)})
+        data = printed if command.processes else printed[0]
+        if not command.end or command.holds(data):
+            return command.end
+        is_over = isinstance(data, dict) and data.get("state") in ("FAILED", "SUCCEEDED", "CANCELLED")
+        if is_over or kit.clock.now() >= until:
+            after = f" after {command.seconds / 60:.0f} min" if command.seconds else ""
+            raise LaunchError(f"launch {' '.join(argv)}{after}: expected {command.end}, not {summary(data)}")
+        kit.clock.sleep(kit.poll_seconds)
+
+
+def summary(data: Any) -> str:
+    """Return the state, or the length of each list, of what a command printed."""
+    if isinstance(data, dict):
+        state = [str(data["state"])] if "state" in data else []
+        return ", ".join([*state, *(f"{len(each)} {name}" for name, each in data.items() if isinstance(each, list))])
+    return repr(" ".join(data.split())[:100]) if isinstance(data, str) else f"{json.dumps(data)[:200]}"
+
+
+def at_once(kit: Kit, argv: Sequence[str], count: int) -> list[Ran]:
+    """Run a command in `count` processes at once."""
+    processes = [kit.start(*argv) for _ in range(count)]
+    try:
+        ended = [(process, *process.communicate()) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [Ran(tuple(argv), process.returncode, out, err) for process, out, err in ended]
+
+
+def creation(kit: Kit, step: Step) -> list[str]:
+    """Return the command that creates a step's job or VM, watched to its end."""
+    return [word for word in filled(kit, step, step.commands[0].line) if word != "--detach"]
+
+
+def filled(kit: Kit, step: Step, line: str) -> list[str]:
+    """Return the arguments of a command, and write the spec that it reads."""
+    words = {**kit.notes, "prefix": kit.prefix, "name": kit.name(step.name), "region": kit.region}
+    if "{spec}" in line:
+        words["spec"] = str(write_spec(kit, step))
+    return [word.format(**words) for word in line.split()]
+
+
+def write_spec(kit: Kit, step: Step) -> Path:
+    """Write a step's spec, and return its path. The code of a push is different for each step."""
+    image = {"repository": kit.images}
+    if step.group == "push":
+        folder = kit.folder / f"code-{step.name}"
+        folder.mkdir(exist_ok=True)
+        (folder / "edit.txt").write_text(step.name)
+        image["code"] = str(folder)
+    fields = {
+        "name": kit.name(step.name),
+        "machine": {"type": GPU},
+        "regions": [kit.region],
+        "labels": {LABEL: kit.id},
+        "image": image,
+        "output": f"gs://{kit.prefix}/runs",
+        **step.spec,
+    }
+    path = kit.folder / f"{step.name}.yaml"
+    path.write_text(json.dumps(fields), encoding="utf-8")
+    return path

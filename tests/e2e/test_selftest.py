@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from launcher.selftest import steps
-from launcher.selftest.kit import SMALL
 from launcher.selftest.recording import read_bundle, write_bundle
-from launcher.selftest.steps import BY_NAME
+from launcher.selftest.steps import SMALL, cancelled_and_resumed
 from launcher.testing.googlecloud import FakeClock, GoogleCloud, Runner
 from launcher.testing.registry import OciRegistry
 from tests.cli.cloudjobs import RUNS
@@ -47,18 +46,18 @@ def test_a_job_really_trains(world: World) -> None:
     (path,) = world.folder.glob("launch-selftest-*.zip")
     results, _ = read_bundle(path)
     (cpu,) = [step for step in results["steps"] if step["name"] == "cpu"]
-    assert (cpu["ok"], cpu["found"].partition(",")[0]) == (True, "20 steps")
+    assert (cpu["ok"], cpu["found"]) == (True, "SUCCEEDED; metrics of steps 1 to 20")
 
 
 @pytest.mark.parametrize("world", ["trains"], indirect=True)
 def test_a_run_is_preempted_and_really_goes_on(world: World) -> None:
     with world.kit() as kit:
         outcomes: list[steps.Outcome] = []
-        quick = replace(kit, long_run={"steps": 1000, "model": SMALL, "batch_size": 8}, poll_seconds=1.0)
-        steps.run_steps(quick, [BY_NAME["preempt"]._replace(needs=())], outcomes, lambda _step: None)
+        step = cancelled_and_resumed(steps=1000, model=SMALL, batch_size=8)._replace(needs=())
+        steps.run_steps(replace(kit, poll_seconds=1.0), [step], outcomes, lambda _step: None)
         (preempt,) = outcomes
         assert preempt.ok, preempt
-        assert "resumed from step" in preempt.found
+        assert "resumed with a continuous loss" in preempt.found
 
 
 def until_a_job_runs(world: World, process: subprocess.Popen[str]) -> None:

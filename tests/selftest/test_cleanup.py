@@ -11,9 +11,10 @@ from google.cloud import artifactregistry_v1
 from launcher.gcp.api import Api
 from launcher.images import cloud_build
 from launcher.images.artifact_registry import create
+from launcher.selftest import steps
 from launcher.selftest.cleanup import clean
 from launcher.selftest.kit import LABEL, Kit
-from launcher.selftest.steps import argv
+from launcher.selftest.steps import BY_NAME, creation
 from launcher.testing.googlecloud import Bucket, Fault, Status
 from launcher.testing.googlecloud.images.artifact_registry import RepositoryRecord
 from launcher.testing.googlecloud.images.cloud_build import Outcome
@@ -94,8 +95,8 @@ def test_a_killed_one_leaves_nothing_that_clean_does_not_find(world: World) -> N
     world.env["CLOUDSDK_COMPUTE_REGION"] = "us-east4"  # where gcloud's default region is doesn't matter
     with world.kit() as kit:
         for step in ("cpu", "gpu"):
-            kit.must(*argv(kit, step), "--detach")
-        kit.must("vm", *argv(kit, "spot-vm")[1:], "--detach")
+            kit.launch(*creation(kit, BY_NAME[step]), "--detach").checked()
+        kit.launch(*creation(kit, BY_NAME["spot-vm"]), "--detach").checked()
         begin_build(world, kit.prefix)
         create(kit.images if not kit.repository else images(kit), kit.environ, kit.clock, {LABEL: kit.id})
     assert len(world.left()) > 6
@@ -125,7 +126,7 @@ def test_one_that_cannot_be_removed_keeps_no_other_of_its_kind(world: World) -> 
     world.cloud.builds.play = lambda *_: Outcome((), 1e6)
     with world.kit() as kit:
         for step in ("cpu", "once", "preempt"):
-            kit.must(*argv(kit, step), "--detach")
+            kit.launch(*creation(kit, BY_NAME[step]), "--detach").checked()
         for name in ("a", "b", "c"):
             labels = {LABEL: kit.id, "launch-run": kit.name(name)}
             world.cloud.compute.put(body(kit.name(name), "us-central1-a", labels=labels))
@@ -161,7 +162,7 @@ def test_a_selftest_that_leaves_something_fails(world: World) -> None:
 def test_what_cannot_be_removed_keeps_nothing_else_alive(world: World) -> None:
     world.lives["cpu"] = RUNS
     with world.kit() as kit:
-        kit.must(*argv(kit, "cpu"), "--detach")
+        kit.launch(*creation(kit, BY_NAME["cpu"]), "--detach").checked()
         world.cloud.faults.add(Fault("aiplatform.*", Status(403), times=None))
         found = clean(kit, kit.prefix)
         assert found.removed == (f"bucket {kit.prefix}",)
@@ -176,7 +177,7 @@ def test_a_region_that_cannot_be_read_is_told(world: World) -> None:
     """There may be a job in it; those in others are removed all the same."""
     world.lives["cpu"] = RUNS
     with world.kit() as kit:
-        kit.must(*argv(kit, "cpu"), "--detach")
+        kit.launch(*creation(kit, BY_NAME["cpu"]), "--detach").checked()
     name = "aiplatform.projects.locations.customJobs.list"
     world.cloud.faults.add(Fault(name, Status(403), name="us-east4", times=None))
     ran = world.launch("--clean")
@@ -197,7 +198,7 @@ def test_after_a_failed_step_its_job_alone_is_removed(world: World) -> None:
     world.lives = {"cpu": RUNS, "once": RUNS}
     with world.kit() as kit:
         for step in ("cpu", "once"):
-            kit.must(*argv(kit, step), "--detach")
+            kit.launch(*creation(kit, BY_NAME[step]), "--detach").checked()
         assert len(clean(kit, kit.name("cpu"), machines_only=True).removed) == 1
         assert len(world.left()) == 2  # the other's job, and the bucket
 
@@ -206,13 +207,12 @@ def test_after_a_failed_step_its_job_alone_is_removed(world: World) -> None:
 @pytest.mark.parametrize("step", ["access", "bucket", "cpu", "preempt"])
 def test_ctrl_c_in_a_step(world: World, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it comes: everything is removed, the table and the bundle are there, and the exit code is 130."""
-    from launcher.selftest import steps
 
-    def interrupted(kit: Kit) -> str:
-        steps.BY_NAME[step].check(kit)
+    def interrupted(*_: object) -> bool:
         raise KeyboardInterrupt
 
-    changed = tuple(one._replace(check=interrupted) if one.name == step else one for one in steps.ALL)
+    last = steps.Command("doctor -o json", "interrupted", interrupted)
+    changed = tuple(each._replace(commands=(*each.commands, last)) if each.name == step else each for each in steps.ALL)
     monkeypatch.setattr(steps, "ALL", changed)
     ran = world.selftest("--only", "cpu,preempt")
     assert ran.code == 130

@@ -16,7 +16,7 @@ from launcher.cli.commands.selftest import revision
 from launcher.errors import PlanRefused
 from launcher.selftest import steps
 from launcher.selftest.kit import Ran
-from launcher.selftest.steps import ALL, BY_NAME, argv
+from launcher.selftest.steps import ALL, BY_NAME, creation
 from launcher.testing.googlecloud import Fault, Status
 from tests.cli.vms import Person
 from tests.selftest.world import World
@@ -85,8 +85,8 @@ def test_the_bound_counts_every_restart(world: World) -> None:
     """What is announced is the hard bound, and no training is restarted by Google or by launch."""
     with world.kit(bucket=False, image=False) as kit:
         for step in ALL:
-            if step.command:
-                limits = kit.must(*argv(kit, step.name), "--dry-run", "-o", "json").data["limits"]
+            if step.spec and step.target != "project":
+                limits = kit.launch(*creation(kit, step), "--dry-run").checked().data["limits"]
                 assert limits["restarts"] == 0, step.name
                 assert steps.step_item(kit, step).usd == limits["usd_hard_bound"], step.name
         assert steps.total(steps.items(kit, ALL)) <= 5.0

@@ -91,20 +91,26 @@ REDS = (
         "403",
     ),
     Red("cpu", lambda world, _: world.lives.update(cpu=FAILED), "exit code 3"),
-    Red("cpu", lambda world, _: world.steps.update(cpu=19), "19 steps, not 1 to 20"),
-    Red("logs", lambda world, _: setattr(world, "lines", False), "isn't among the 0 lines"),
-    Red("once", twin, "3 submissions"),
+    Red("cpu", lambda world, _: world.steps.update(cpu=19), "expected metrics of steps 1 to 20, not 19 rows"),
+    Red(
+        "logs",
+        lambda world, _: setattr(world, "lines", False),
+        "after 5 min: expected the line of the last step, not []",
+    ),
+    Red("once", twin, "expected 1 job, not "),
     Red("preempt", lambda world, _: setattr(world, "resumes", False), "from step 0"),
     Red(
         "preempt",
         lambda world, _: setattr(world, "loss", lambda attempt, step: 2.0 * attempt),
         "the loss is 2.000 before step 60 and 4.000 after it",
     ),
-    Red("preempt", lambda world, _: world.lives.update(preempt=FAILED), "FAILED before it was cancelled"),
+    Red("preempt", lambda world, _: world.lives.update(preempt=FAILED), "expected step 40 reached, not FAILED"),
     Red("gpu", lambda world, _: world.lives.update(gpu=FAILED), "exit code 3"),
     Red("gpu", lambda world, _: world.lives.update(gpu=FULL), "no capacity", ok=None),
-    Red("lease", no_vm, "15 min after a lease of 2 min the VM is RUNNING"),
-    Red("spot-vm", lambda world, _: world.steps.update({"spot-vm": 7}), "7 steps, not 1 to 20"),
+    Red("lease", no_vm, "after 15 min: expected stopped, not RUNNING"),
+    Red(
+        "spot-vm", lambda world, _: world.steps.update({"spot-vm": 7}), "expected metrics of steps 1 to 20, not 7 rows"
+    ),
     Red("spot-vm", lambda world, _: world.cloud.compute.capacity.out("*"), "no capacity", ok=None),
 )
 BEFORE = {"append": ("build",), "logs": ("cpu",)}

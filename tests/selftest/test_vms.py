@@ -55,7 +55,7 @@ def test_a_vm_and_its_lease(world: World, server: SshServer) -> None:
     with world.kit(bucket=False, image=False) as kit:
         world.relay.backends[kit.name("vm"), 22] = server.port
         vm, lease = run(kit, "vm", "lease")
-        assert (vm.ok, vm.found) == (True, "GPU 0: NVIDIA L4"), vm
+        assert (vm.ok, vm.found) == (True, "ready; an L4"), vm
         assert lease.ok, lease
         assert 120 <= lease.seconds < 200
         clean(kit, kit.prefix)
@@ -68,7 +68,7 @@ def test_another_gpu_fails(world: World, server: SshServer) -> None:
     with world.kit(bucket=False, image=False) as kit:
         world.relay.backends[kit.name("vm"), 22] = server.port
         vm, lease = run(kit, "vm", "lease")
-        assert (vm.ok, "not an L4" in vm.why) == (False, True), vm
+        assert (vm.ok, "expected an L4, not" in vm.why) == (False, True), vm
         assert (lease.ok, lease.why) == (None, "not run: vm did not pass")
         assert world.left() == []
 
