@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks import jobs, prices, result, tables, training, turns
+from benchmarks import jobs, prices, result, tables, training
 from benchmarks.gpu_acceptance import sizes
-from benchmarks.tables import Loop, Measured, Step, Turn
+from benchmarks.tables import Loop, Measured, Turn
 from benchmarks.turns import Amount
 from launch_train.common.config import parse
 from launcher import catalog
@@ -46,97 +44,6 @@ def test_loops_are_compared_turn_by_turn_and_then_round_by_round() -> None:
     assert tables.more_wall(HALF, PLAIN) == pytest.approx((0.015, 0.010, 0.020))
     assert tables.more_cpu(HALF, PLAIN) == pytest.approx((0.060, 0.060, 0.060))
     assert tables.wall(HALF) == pytest.approx((0.045, 0.040, 0.050))
-
-
-def test_a_table_of_steps() -> None:
-    head, _, first, second, empty = tables.steps_table([PLAIN, HALF], "one process", Step(768))
-    assert head == "| one process | ms a step | tokens/s | × plain loop | least to most | CPU ms a step |"
-    assert first == "| plain loop | 30.00 | 25,600 | 1.000 | 1.000 to 1.000 | 30.00 |"
-    assert second == "| trainer | 45.00 | 17,067 | 0.650 | 0.500 to 0.800 | 90.00 |"
-    assert empty == ""
-
-
-def test_every_loop_comes_first_and_last_as_often_as_the_others() -> None:
-    orders = [turns.turned("abc", number) for number in range(6)]
-    assert sorted(order[0] for order in orders) == sorted(order[-1] for order in orders) == list("aabbcc")
-    assert all(sorted(order) == list("abc") for order in orders)
-    assert sum(order.index("a") < order.index("b") for order in orders) == 3
-
-
-# --- Who takes turns -------------------------------------------------------------------------------------------------
-
-
-class Fake(turns.Running):
-    """A loop without processes: a step takes as many seconds as its program says."""
-
-    started: list[str]
-
-    def __init__(self, loop: Loop, folder: Path) -> None:
-        self.started.append(loop.title)
-        self.loop = loop
-        turns._output(loop, folder).write_text(f"{loop.title} spoke")
-
-    def heard(self, read: Callable[[str], Any]) -> list[Any]:
-        return []
-
-    def take(self, steps: int) -> Turn:
-        return Turn(float(self.loop.program), 0.0)
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The titles of loops that were started."""
-    monkeypatch.setattr(Fake, "started", [], raising=False)
-    monkeypatch.setattr(turns, "Running", Fake)
-    return Fake.started
-
-
-ONE, TWO = Loop("one", "1", {}), Loop("two", "2", {})
-
-
-def test_every_loop_is_restarted_in_each_round(fake: list[str]) -> None:
-    first, second = turns.measure([ONE, TWO], Amount(rounds=3, turns=2, steps=1))
-    assert sorted(fake) == ["one"] * 3 + ["two"] * 3
-    assert first.rounds == tuple([Turn(1.0, 0.0)] * 2 for _ in range(3))
-    assert (second.rounds[0][0].wall, second.said) == (2.0, "two spoke")
-
-
-@pytest.fixture
-def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Real ones, whose steps are nothing, and which import no torch. Programs: "goes", "ends"."""
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks/__init__.py").write_text(f"__path__.append({str(turns.ROOT / 'benchmarks')!r})")
-    (tmp_path / "benchmarks/loops.py").write_text(PROGRAM)
-    monkeypatch.setattr(turns, "ROOT", tmp_path)
-    return tmp_path
-
-
-PROGRAM = """
-import os, sys
-from benchmarks import turns
-turns._finished = lambda: None
-mine = turns.here()
-print(os.environ.get("RANK"), os.listdir(os.environ["LAUNCH_RUN_FOLDER"]), flush=True)
-for step in range(3 if sys.argv[1] == "ends" else 1_000_000):
-    mine.step()
-"""
-
-
-def test_all_ranks_of_a_loop_take_its_turns(processes: Path) -> None:
-    loop = Loop("goes", "goes", {"writes": True}, ranks=2)
-    (found,) = turns.measure([loop], Amount(rounds=2, turns=3, steps=100, warm_up=1))
-    assert [len(each) for each in found.rounds] == [3, 3]
-    assert all(turn.wall > 0 and turn.cpu >= 0 for each in found.rounds for turn in each)
-    assert found.said == "0 []\n"  # in an empty run folder
-
-
-def test_a_loop_that_comes_to_an_end_is_an_error(processes: Path) -> None:
-    loop = Loop("too short", "ends", {"writes": True})
-    with pytest.raises(RuntimeError, match="too short ended"):
-        turns.measure([loop], Amount(rounds=1, turns=1, steps=1000, warm_up=1))
 
 
 # --- What they are told ----------------------------------------------------------------------------------------------

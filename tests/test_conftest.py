@@ -8,8 +8,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
@@ -53,41 +51,6 @@ def test_a_skip_is_a_failure_where_skips_are_forbidden(tmp_path: Path, processes
     assert forbidden.returncode == pytest.ExitCode.TESTS_FAILED, forbidden.stdout
     told = forbidden.stdout.partition("FAILED: 4 skipped, and LAUNCH_NO_SKIPS=1 allows none")[2]
     assert all(reason in told for reason in ("no GPU", "never", "expected to fail: broken", "no torch"))
-
-
-class Item:
-    """What `--part` asks of a test."""
-
-    def __init__(self, nodeid: str, turn: int | None = None, *, slow: bool = True) -> None:
-        self.nodeid, self.path = nodeid, Path(nodeid.partition("::")[0])
-        marker = pytest.mark.slow(turn=turn) if turn is not None else pytest.mark.slow()
-        self.marks = {"slow": marker.mark} if slow else {}
-
-    def get_closest_marker(self, name: str) -> pytest.Mark | None:
-        return self.marks.get(name)
-
-
-def parts(of: int, items: list[Item]) -> list[list[str]]:
-    """The names of the tests of each part."""
-    found = []
-    for number in range(1, of + 1):
-        kept, deselected = list(items), list[Item]()
-        hook = SimpleNamespace(pytest_deselected=lambda items, into=deselected: into.extend(items))
-        config: Any = SimpleNamespace(getoption={"--part": (number, of)}.get, hook=hook)
-        conftest.pytest_collection_modifyitems(config, cast(list[pytest.Item], kept))
-        assert len(kept) + len(deselected) == len(items)
-        found.append([item.nodeid.partition("::")[2] for item in kept])
-    return found
-
-
-def test_of_slow_tests_each_is_in_one_part_and_a_files_are_spread_evenly() -> None:
-    matrix = [Item(f"tests/test_a.py::matrix[{number}]") for number in range(7)]
-    fixed = Item("tests/test_a.py::fixed", slow=False)
-    assert parts(1, [*matrix, fixed]) == [[item.nodeid.partition("::")[2] for item in (*matrix, fixed)]]
-    thirds = parts(3, [*matrix, fixed])
-    assert all("fixed" in third for third in thirds)
-    assert sorted(len(third) for third in thirds) == [3, 3, 4]
-    assert {name for third in thirds for name in third} == {item.nodeid.partition("::")[2] for item in (*matrix, fixed)}
 
 
 def test_each_part_of_the_container_tests_has_some() -> None:

@@ -11,30 +11,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from benchmarks import plain_loop
 from benchmarks.gpu_acceptance import __main__ as program
 from benchmarks.gpu_acceptance import adopt as adopting
 from benchmarks.gpu_acceptance import (
-    gputests,
-    log,
     machine,
-    runs,
-    small,
-    speed,
-    techniques,
 )
 from benchmarks.gpu_acceptance.__main__ import Session
 from benchmarks.gpu_acceptance.log import Log
 from benchmarks.gpu_acceptance.tasks import ROOT, Measured, Place, SkipRow, Task, Verdict
-from launch_train.common.config import Config, parse
 from tests import features, what_ran
 
 TASKS = {task.key: task for task in program.tasks((1, 2, 3))}
@@ -159,93 +148,6 @@ def lives(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.slow
-def test_a_command_that_is_ended_leaves_nothing_running(tmp_path: Path) -> None:
-    """Not even what its rows have started: it would hold the GPU."""
-    code = f"""
-import sys, time
-from pathlib import Path
-from benchmarks.gpu_acceptance import __main__ as program
-from tests import test_gpu_acceptance as tests
-program.tasks = lambda parts: [tests.task("hangs", tests._hangs)]
-program.main(["--tiny", "--out", {str(tmp_path / "out")!r}])
-"""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    command = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.DEVNULL)
-    until = time.monotonic() + 100
-    while not (found := list(tmp_path.glob("acceptance-*/pid"))) and time.monotonic() < until:
-        time.sleep(0.05)
-    while not found[0].read_text():
-        time.sleep(0.05)
-    pid = int(found[0].read_text())
-    assert lives(pid)
-    command.terminate()
-    assert command.wait(30) == 143
-    assert not lives(pid)
-
-
-# --- The log ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_second_command_goes_on_with_what_is_missing(session: Session, tmp_path: Path) -> None:
-    count = tmp_path / "count"
-
-    def counted(_: Place) -> Measured:
-        with count.open("a") as file:
-            file.write("x")
-        return {"value": len(count.read_text())}
-
-    first, second = task("first", counted), task("second", counted)
-    program.run(session, [first])
-    rows = session.log.folder / log.ROWS
-    rows.write_text(rows.read_text() + '{"key": "1 second", "sta')  # cut off within a line
-    again = again_from(session)
-    program.run(again, [first, second])
-    assert (count.read_text(), statuses(again)) == ("xx", {"first": "ok", "second": "failed"})
-    program.run(last := again_from(session), [first, second])
-    assert count.read_text() == "xx"
-    program.run(last, [first, second], retry=True)
-    assert count.read_text() == "xxx"
-    assert last.rows["1 second"]["try"] == 2
-    program.run(again_from(session), [first, second], retry=True)
-    assert count.read_text() == "xxx"  # once
-    program.run(again_from(session, commit="0ddba11"), [first])
-    program.run(again_from(session, device=machine.Device("NVIDIA H200", 0, "")), [first])
-    assert count.read_text() == "xxxxx"
-    page = (session.log.folder / "part-1.md").read_text()
-    assert "| first | " in page
-
-
-def again_from(session: Session, **more: Any) -> Session:
-    """As the next command has it."""
-    found = replace(session, **{"rows": {}, "left": [], **more})
-    found.rows = log.newest(row for row in found.log.rows() if found.mine(row))
-    return found
-
-
-def test_no_row_is_started_that_cannot_end_in_time(session: Session) -> None:
-    session.device, session.tiny = machine.Device("NVIDIA H200", 1, "13.0"), False
-    session.until = time.monotonic() + 60
-    program.run(session, [task("long", _fine, seconds=90), task("short", _lacks, seconds=3)])
-    assert statuses(session) == {"short": "needs 2 GPUs"}
-    assert "Not run, not enough time left: long." in (session.log.folder / "part-1.md").read_text()
-
-
-def test_a_row_cut_off_by_the_end_of_the_session_is_due_again(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its own limit is far away, so it did not fail: the next command runs it."""
-    monkeypatch.setattr(program, "SPARE", 0.0)
-    session.device, session.tiny = machine.Device("NVIDIA H200", 1, "13.0"), False
-    session.until = time.monotonic() + 1.5
-    program.run(session, [task("long", _hangs, seconds=0.1)])
-    assert (statuses(session), session.left) == ({}, ["1 long"])
-    assert "1 long" not in again_from(session).rows
-    assert "long" in (session.log.folder / "part-1.md").read_text()
-    program.run(later := again_from(session, until=time.monotonic() + 300), [task("long", _fine)])
-    assert statuses(later) == {"long": "ok"}
-
-
 def test_nothing_private_is_written(session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The machine's name, its user, and where things lie on it."""
     monkeypatch.setattr(socket, "gethostname", lambda: "canary-host")
@@ -262,31 +164,6 @@ def test_nothing_private_is_written(session: Session, monkeypatch: pytest.Monkey
         assert word not in text, word
     row = session.rows["1 private"]
     assert row["measured"]["nan"] == "nan"
-
-
-# --- The GPU tests ----------------------------------------------------------------------------------------------------
-
-
-LACKING = """
-import sys
-class Lacking:
-    names = ("google.cloud", "google.api_core", "google.auth", "docker", "cryptography", "websockets", "tiktoken")
-    def find_spec(self, name, path=None, target=None):
-        if name in self.names:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Lacking())
-"""
-
-
-@pytest.mark.slow
-def test_they_are_collected_where_there_is_no_google_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a bare GPU machine."""
-    (tmp_path / "sitecustomize.py").write_text(LACKING)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    place = Place(tmp_path / "row", tiny=True)
-    place.folder.mkdir()
-    found = gputests._collected(place)
-    assert gputests.judge_collected(found).ok, found
 
 
 # --- Results in the repository ----------------------------------------------------------------------------------------
@@ -351,123 +228,3 @@ def test_the_pages_are_current() -> None:
     """`make golden` renews them."""
     for path, text in what_ran.pages().items():
         assert path.read_text() == text, path.name
-
-
-UNRESOLVED = """
-import socket
-socket.gethostname = lambda: "nowhere.invalid"
-socket.getfqdn = lambda name="": "nowhere.invalid"
-"""
-
-
-@pytest.mark.slow
-def test_torchrun_needs_no_name_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the machine's own name doesn't resolve: without --local-addr the processes wait for that name."""
-    (tmp_path / "sitecustomize.py").write_text(UNRESOLVED)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(Place, "within", lambda _, seconds: min(100, seconds))
-    place = Place(tmp_path / "row", tiny=True)
-    place.folder.mkdir()
-    found = TASKS["1 nccl"].work(place)
-    assert TASKS["1 nccl"].judge(found).ok, found
-
-
-# --- What only a GPU will run -----------------------------------------------------------------------------------------
-
-
-FAKE = {
-    "losses": [3.0, 2.0],
-    "step_s": [0.1] * 20,
-    "mfu": [0.4] * 20,
-    "memory_gb": 1.0,
-    "events": ["checkpoint"] * 3,
-    "choices": {"micro-batch": "8"},
-    "reasons": {},
-    "precision": "bf16",
-    "skipped": [],
-    "micro": [],
-    "resumed": [],
-    "out_of_memory": [],
-    "backend": "nccl",
-    "world_size": 1,
-    "parameters_sha256": "ab",
-}
-
-
-OTHERS = {
-    "script", "fsdp on one GPU", "ddp", "resnet50 JPEGs beside synthetic",
-    "cuda sanitizer", "gpt 1.3B fsdp",
-}  # fmt: skip
-"""Rows that don't train with settings of their own or, on one GPU, at all; the last two start CUDA or NCCL."""
-
-TRAINING = [one.key for one in (*techniques.TASKS, *runs.TASKS, *speed.TASKS) if one.name not in OTHERS]
-
-
-@pytest.mark.filterwarnings("ignore:torch.cuda.amp.GradScaler is enabled")
-@pytest.mark.parametrize("key", TRAINING)
-def test_on_a_gpu_the_trainer_takes_the_settings_of_each_row(
-    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At the real sizes: a wrong setting would cost a row of the one visit. Nothing is trained."""
-    from launch_train.trainer import train as loop
-
-    taken: list[Config] = []
-    monkeypatch.setattr(Place, "device", torch.device("cpu"))
-    monkeypatch.setattr(loop, "train", lambda config, *_: taken.append(config))
-    monkeypatch.setattr(small, "_peaked", lambda _: 0.0)
-    monkeypatch.setattr(small, "_peak_gb", lambda _: 1.0)
-    for module in (small, runs):
-        monkeypatch.setattr(module, "read", lambda _: FAKE)
-    monkeypatch.setattr(techniques, "limited", lambda *_: nullcontext())
-    monkeypatch.setattr(techniques, "_filled", lambda *_: nullcontext())
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
-    monkeypatch.setattr(speed, "measure", lambda loops, _: _noted(taken, loops))
-    monkeypatch.setattr(speed, "pictures", lambda _: nullcontext(tmp_path))
-    monkeypatch.setattr(plain_loop, "train", lambda *_: [3.0, 2.0])
-    for module in (runs, speed):
-        monkeypatch.setattr(module, "program", _program(taken), raising=False)
-    monkeypatch.setattr(runs, "Node", _node(taken))
-    with suppress(OSError, KeyError, ValueError, LookupError):  # nothing was really measured
-        TASKS[key].work(Place(tmp_path, gpus=1))
-    assert taken
-
-
-def _noted(taken: list[Config], loops: Any) -> None:
-    taken += [parse(loop.told["config"]) for loop in loops if loop.program == "trainer"]
-    raise KeyError
-
-
-def _program(taken: list[Config]) -> Callable[..., Any]:
-    def program(_argv: Any, _place: Any, _seconds: Any, **env: str) -> None:
-        if "LAUNCH_CONFIG" in env:
-            taken.append(parse(json.loads(env["LAUNCH_CONFIG"])))
-        raise KeyError
-
-    return program
-
-
-def _node(taken: list[Config]) -> Callable[..., Any]:
-    def node(_place: Any, _name: str, settings: Any, *_: Any, **__: Any) -> None:
-        if settings:
-            taken.append(parse(settings))
-        raise KeyError
-
-    return node
-
-
-@pytest.mark.slow
-def test_a_command_carries_on_with_the_rows_of_an_earlier_one(tmp_path: Path) -> None:
-    """Of the same commit, device and version of torch."""
-    which = {"commit": machine.commit(), "device": "CPU", "tiny": True, "torch": machine.torch_version()}
-    done = {"status": "ok", "why": "", "measured": {}, "seconds": 1.0, "time": "2026-11-24T00:00:00+00:00", "try": 1}
-    row = {"key": "1 facts", "part": 1, "name": "facts", "about": "", **done, **which}
-    first = Log(tmp_path / "first")
-    first.add(row)
-    first.add({**row, "key": "1 imports", "name": "imports", "torch": "2.11.0"})
-    command = [sys.executable, "-m", "benchmarks.gpu_acceptance", "--tiny", "--only", "facts", "--minutes", "5"]
-    command += ["--out", str(tmp_path / "second"), "--carry", str(first.folder / "rows.jsonl")]
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'train'}"}
-    said = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
-    assert "1 rows already measured" in said
-    assert [found["key"] for found in Log(tmp_path / "second").rows() if "key" in found] == ["1 facts", "1 imports"]

@@ -10,7 +10,7 @@ import pytest
 from google.api_core.exceptions import Conflict, PreconditionFailed
 from google.cloud import compute_v1
 
-from launcher.testing.googlecloud import FakeClock, GoogleCloud, parse_instance
+from launcher.testing.googlecloud import FakeClock, parse_instance
 from tests.googlecloud.conftest import Clients
 
 ZONE = "us-central1-a"
@@ -57,16 +57,6 @@ def status(compute: Clients, name: str = "dev") -> str:
     return str(compute.Instances.get(instance=name, **WHERE).status)
 
 
-def operation(compute: Clients, one: Any) -> Any:
-    return compute.ZoneOperations.get(operation=one.name, **WHERE)
-
-
-def kinds(compute: Clients, number: int) -> list[str]:
-    """Return the operations on a VM, oldest first."""
-    found = compute.ZoneOperations.list(request={**WHERE, "filter": f"targetId={number}"})
-    return [one.operation_type for one in found]
-
-
 def test_the_same_request_makes_nothing_twice(compute: Clients, clock: FakeClock) -> None:
     one = "11111111-1111-4111-8111-111111111111"
     first = insert(compute, request_id=one)
@@ -78,26 +68,6 @@ def test_the_same_request_makes_nothing_twice(compute: Clients, clock: FakeClock
     with pytest.raises(Conflict, match="instances/dev' already exists"):
         insert(compute, request_id=one)
     assert len(list(compute.Instances.list(**WHERE))) == 1
-
-
-@pytest.mark.parametrize("action", ["STOP", "DELETE"])
-def test_a_spot_vm_is_taken_away_while_it_is_made(
-    compute: Clients, cloud: GoogleCloud, clock: FakeClock, action: str
-) -> None:
-    """With STOP the VM is left stopped and keeps its name."""
-
-    def change(body: dict[str, Any]) -> None:
-        body["scheduling"] |= {
-            "instanceTerminationAction": action,
-            "onInstanceStopAction": {"discardLocalSsd": True},
-        }
-
-    begun = insert(compute, asked(change))
-    clock.advance(5)
-    cloud.compute.preempt("dev")
-    failed = operation(compute, begun)
-    assert [error.code for error in failed.error.errors] == ["UNSUPPORTED_OPERATION"]
-    assert cloud.compute.names() == (["dev"] if action == "STOP" else [])
 
 
 def test_metadata_is_set_by_who_has_read_it(compute: Clients) -> None:

@@ -14,11 +14,8 @@ from google.cloud import aiplatform_v1
 
 from launcher.testing.googlecloud import (
     ApiError,
-    FakeClock,
-    GoogleCloud,
     parse_custom_job,
 )
-from launcher.testing.googlecloud.vertex.jobs import shown, stockout
 
 PARENT = "projects/my-project/locations/us-central1"
 State = aiplatform_v1.JobState
@@ -56,17 +53,6 @@ def test_list_has_pages_and_filters(client: aiplatform_v1.JobServiceClient) -> N
     assert len(names("labels.launch-run:*")) == 5
     with pytest.raises(BadRequest, match="filter"):
         names("colour=red")
-
-
-def test_a_job_may_have_a_life_of_its_own(cloud: GoogleCloud, clock: FakeClock) -> None:
-    cloud.jobs.play = lambda region, message: stockout(region) if region == "us-east5" else None
-    clock.advance(5)
-    jobs = [cloud.jobs.submit(region, GOOD) for region in ("us-east5", "us-central1")]
-    clock.advance(5)
-    failed, other = (shown(job, clock()) for job in jobs)
-    assert (failed.state, failed.error.code) == (State.JOB_STATE_FAILED, 8)
-    assert failed.error.message.startswith("Resources are insufficient in region: us-east5.")
-    assert other.state == State.JOB_STATE_SUCCEEDED
 
 
 def test_the_client_sees_googles_violations(client: aiplatform_v1.JobServiceClient) -> None:

@@ -9,12 +9,7 @@ import grpc
 import pytest
 from google.api_core.exceptions import (
     BadRequest,
-    DeadlineExceeded,
-    GoogleAPICallError,
-    InternalServerError,
     PermissionDenied,
-    ServiceUnavailable,
-    TooManyRequests,
 )
 from google.cloud import aiplatform_v1
 from google.cloud.aiplatform_v1 import JobServiceClient as Client
@@ -23,18 +18,11 @@ from google.cloud.aiplatform_v1.services.job_service.transports import JobServic
 from launcher.testing.googlecloud import (
     Fault,
     GoogleCloud,
-    Reset,
-    Slow,
-    Stalled,
     Status,
-    Torn,
-    Truncated,
     parse_custom_job,
 )
-from launcher.testing.googlecloud.faults import Effect
 from launcher.testing.googlecloud.vertex.rpc import serve_grpc
 from tests.googlecloud.test_custom_jobs import GOOD, PARENT
-from tests.googlecloud.waiting import patience, until
 
 CREATE = "aiplatform.projects.locations.customJobs.create"
 
@@ -61,30 +49,3 @@ def test_refusals_have_their_details(cloud: GoogleCloud, client: Client) -> None
     with pytest.raises(BadRequest, match=r"Field: display_name; Message: Required") as refused:
         client.create_custom_job(parent=PARENT, custom_job=job, retry=None)
     assert refused.value.details[0].field_violations[0].field == "display_name"
-
-
-@pytest.mark.parametrize(
-    ("effect", "error", "made"),
-    [
-        (Status(429), TooManyRequests, 0),
-        (Status(503), ServiceUnavailable, 0),
-        (Status(500), InternalServerError, 0),
-        (Status(504), DeadlineExceeded, 0),
-        (Reset(), ServiceUnavailable, 0),
-        (Reset("after"), ServiceUnavailable, 1),
-        (Truncated(), ServiceUnavailable, 1),
-        (Torn(at=0), InternalServerError, 1),
-        (Slow(30), DeadlineExceeded, 1),
-        (Stalled(), DeadlineExceeded, 1),
-    ],
-    ids=lambda given: repr(given) if hasattr(given, "step") else "",
-)
-def test_each_fault_reaches_the_caller(
-    cloud: GoogleCloud, client: Client, effect: Effect, error: type[GoogleAPICallError], made: int
-) -> None:
-    cloud.faults.add(Fault(CREATE, effect))
-    with pytest.raises(error):
-        create(client, timeout=patience(effect))
-    until(lambda: len(cloud.jobs.jobs) == made)  # of a call that the client has given up the server may be slow
-    create(client)
-    assert len(cloud.jobs.jobs) == made + 1
