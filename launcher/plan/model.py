@@ -117,6 +117,8 @@ class Context(Frozen, frozen=True, kw_only=True):
     packages: Packages = Packages()
     torch: Content = EMPTY
     """The spec's PyTorch wheel."""
+    driver: int | None = None
+    """The driver branch of a host that is known by now."""
     code_warnings: tuple[str, ...] = ()
     """Why the user's code will probably fail on the job's machine."""
     run_id: str | None = None

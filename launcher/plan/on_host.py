@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ def on_host(
     *,
     code: str,
     python: str,
+    packages: Mapping[str, Any],
     gpus: int,
     price: float | None,
     usd_limit: float | None = None,
@@ -32,8 +33,8 @@ def on_host(
     """Return the plan of `launch local` for a host, as ssh knows it.
 
     `output` is where runs go there: gs://…, /…, ~/…, or relative to ROOT. `code` is the digest of the user's code,
-    `python` the interpreter there (empty: the host's own with PyTorch). `gpus`: how many the job gets, 0: it runs on
-    processors. `price`: USD per hour; None: unknown. `usd_limit`: limits.usd.
+    `python` the interpreter there (empty: one with the `packages`, which may be installed first). `gpus`: how many the
+    job gets, 0: it runs on processors. `price`: USD per hour; None: unknown. `usd_limit`: limits.usd.
 
     Raises PlanRefused: the run could cost more than the limit, or its price is unknown.
     """
@@ -68,7 +69,7 @@ def on_host(
         usd_hard_bound=price,
         usd_rule=rule,
         usd_excludes=(),
-        request={"host": host, "labels": labels, "code": code, "python": python, "job": job},
+        request={"host": host, "labels": labels, "code": code, "python": python, "packages": packages, "job": job},
     )
     machine = replace(
         plan.machine, machine_type=host, gpu="GPU", gpus=gpus, gpu_memory_gb=None, vcpus=None, memory_gb=None

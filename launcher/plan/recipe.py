@@ -19,11 +19,12 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.catalog import Catalog, Gpu, TorchRelease
 from launcher.errors import PlanRefused
 from launcher.plan.model import Chosen, Context, Packages, Requirement, Torch
-from launcher.spec.models import JobSpec
+from launcher.spec.models import Image, JobSpec
 
 PINNED = "2.13.0"
 """The release in containers/train.Dockerfile."""
@@ -295,14 +296,15 @@ def build_problem(release: TorchRelease, build: str, driver: int | None, catalog
     if needed > int(gpu.max_driver or 9999):
         return f"{build} needs driver {needed}, and the last one for {gpu.title} is {gpu.max_driver}"
     if driver is not None and needed > driver:
-        return f"{build} needs driver {needed}, and the VM's boot image has {driver}"
+        return f"{build} needs driver {needed}, and the machine has {driver}"
     return ""
 
 
 def known_driver(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> int | None:
-    """Return the driver branch of the machine, which a VM's boot image has. None: unknown, as on Vertex AI."""
+    """Return the driver branch of the machine: a host's, or that of a VM's boot image. None: unknown, as on Vertex
+    AI."""
     if context.target != "vm" or spec.vm.image or chosen.machine is None:
-        return None
+        return context.driver
     family = catalog.image_family(chosen.machine)
     name = spec.vm.image_family or (family.family if family else "")
     match = re.search(r"-nvidia-(\d+)$", name)
@@ -341,7 +343,7 @@ def check_pinned_build(spec: JobSpec, catalog: Catalog, context: Context, chosen
     """Check that the recipe's own PyTorch has the build of image.wheel, and that the driver runs it. Raises
     PlanRefused."""
     wheel, pinned = spec.image.wheel or chosen.gpu.wheel, known_release(catalog, PINNED)
-    if wheel == "cpu" or spec.image.torch or spec.image.uri or uses_base_torch(spec, catalog):
+    if wheel == "cpu" or spec.image.torch or spec.image.uri or uses_base_torch(spec, catalog) or context.driver:
         return
     if wheel not in pinned.builds:
         newest = next(release.version for release in reversed(catalog.torch_releases) if wheel in release.builds)
@@ -641,6 +643,23 @@ def own_torch(recipe: Recipe) -> Iterator[str]:
     yield from START
 
 
+SEE_BASE = (
+    'python3 -c \'import sys; [print(f"import site; site.addsitedir({path!r})") for path in sys.path '
+    'if path.endswith("-packages")]\' > base.pth \\\n'
+    " && mv base.pth /opt/venv/lib/python3.*/site-packages/"
+)
+"""Lets the environment see the packages of the Python that it was made by."""
+KEEP_TORCH = (
+    "RUN /opt/venv/bin/python -c 'import re, importlib.metadata as m; "
+    '[print(f"{d.name}=={d.version}") for d in m.distributions() '
+    f'if re.fullmatch("{TORCH_FAMILY}", re.sub("[-_.]+", "-", d.name).lower())]\' > /opt/venv/constraints.txt'
+)
+NO_OTHER_TORCH = (
+    "RUN test ! -e /opt/venv/lib/python3.*/site-packages/torch || "
+    '{ echo "the requirements bring another PyTorch than the base\'s; remove it from them"; exit 1; }'
+)
+
+
 def base_torch(recipe: Recipe) -> Iterator[str]:
     """Yield the stage on a base whose own PyTorch is used.
 
@@ -658,28 +677,15 @@ def base_torch(recipe: Recipe) -> Iterator[str]:
     if recipe.packages.tool == "uv":
         yield "COPY --from=uv /uv /usr/local/bin/uv"
     yield CHECK_PYTHON
-    yield (
-        "RUN python3 -m venv /opt/venv \\\n"
-        ' && python3 -c \'import sys; [print(f"import site; site.addsitedir({path!r})") for path in sys.path '
-        'if path.endswith("-packages")]\' > base.pth \\\n'
-        " && mv base.pth /opt/venv/lib/python3.*/site-packages/"
-    )
+    yield f"RUN python3 -m venv /opt/venv \\\n && {SEE_BASE}"
     yield "COPY *.lock ./"
     yield (
         "RUN /opt/venv/bin/pip install --ignore-installed --target /opt/launch/packages --require-hashes "
         f"--requirement {recipe.lock}"
     )
-    yield (
-        "RUN /opt/venv/bin/python -c 'import re, importlib.metadata as m; "
-        f'[print(f"{{d.name}}=={{d.version}}") for d in m.distributions() '
-        f'if re.fullmatch("{TORCH_FAMILY}", re.sub("[-_.]+", "-", d.name).lower())]\' > /opt/venv/constraints.txt \\\n'
-        " && grep '^torch==' /opt/venv/constraints.txt"
-    )
+    yield f"{KEEP_TORCH} \\\n && grep '^torch==' /opt/venv/constraints.txt"
     yield from requirements_lines(recipe)
-    yield (
-        "RUN test ! -e /opt/venv/lib/python3.*/site-packages/torch || "
-        '{ echo "the requirements bring another PyTorch than the base\'s; remove it from them"; exit 1; }'
-    )
+    yield NO_OTHER_TORCH
     yield from RUNTIME
     yield from other_setup(recipe)
     yield from START
@@ -793,3 +799,70 @@ def secret_run(recipe: Recipe, command: str) -> str:
     mounts = " ".join(f"--mount=type=secret,id={name}" for name in recipe.secrets)
     exports = " && ".join(f'export {name}="$(cat /run/secrets/{name})"' for name in recipe.secrets)
     return f"RUN {mounts} {exports} \\\n && {command}"
+
+
+# --- A host without containers --------------------------------------------------------------------------------------
+
+
+def host_recipe(
+    spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen, python: tuple[int, ...], gpu: Gpu | None
+) -> Recipe:
+    """Return what a host's environment gets: the packages of the image, with the PyTorch that runs on its `gpu` (None:
+    a job on processors) and driver (`context.driver`).
+
+    `python` is the version of its Python; launch's packages for the built-in trainer need 3.11.
+
+    Raises:
+        PlanRefused: no PyTorch that the requirements allow runs there.
+    """
+    packages, pinned, minor = context.packages, known_release(catalog, PINNED), f"{python[0]}.{python[1]}"
+    image = Image(python=minor, wheel=spec.image.wheel if gpu else "cpu")
+    spec, chosen = replace(spec, image=image), replace(chosen, machine=None)
+    wanted = wanted_build(spec, packages)
+    chosen = replace(chosen, gpu=replace(gpu or chosen.gpu, wheel=""))
+    build = best_build(pinned, wanted, spec, catalog, context, chosen)
+    chosen = replace(chosen, gpu=replace(chosen.gpu, wheel=build))
+    torch = torch_of(spec, catalog, context, chosen)
+    if torch is None and not build:
+        raise no_build(f"torch {PINNED}", pinned, wanted, spec, catalog, context, chosen)
+    if torch is None and minor not in pinned.python:
+        raise PlanRefused(
+            f"torch {PINNED} has no wheel for Python {minor}; it has wheels for {', '.join(pinned.python)}",
+            f"Install another Python there: uv python install {pinned.python[-1]}; or name one: --python PATH",
+        )
+    return Recipe(
+        packages=packages,
+        torch=torch or Torch(version=PINNED, build=build, index=f"{INDEX}/{build}"),
+        full=torch is None and python >= (3, 11),
+        python="",
+        secrets=(),
+        compiler=False,
+        setup=(),
+    )
+
+
+def host_script(recipe: Recipe, *, on_base: bool, with_lock: bool) -> str:
+    """Return the script of `sh` that installs a recipe's packages on a host, as the steps of a Dockerfile would: into
+    the new virtual environment $VENV, in a folder that has the lock files and the user's.
+
+    `on_base`: the packages of the Python $PYTHON are used too, and its PyTorch is kept, if the recipe has one.
+    `with_lock`: launch's packages are installed; beside a base's they come last on the path.
+    """
+    pip, lock = "/opt/venv/bin/pip install", f"--require-hashes --requirement {recipe.lock}"
+    steps = [SEE_BASE] if on_base else []
+    if on_base and with_lock:
+        steps += [f"{pip} --ignore-installed --target /opt/venv/launch {lock}"]
+        steps += ["echo /opt/venv/launch > launch.pth && mv launch.pth /opt/venv/lib/python3.*/site-packages/"]
+    elif with_lock:
+        steps += [f"{pip} {lock}", *torch_lines(recipe)]
+    if on_base:
+        steps += [KEEP_TORCH]
+    if recipe.packages.tool == "uv":
+        steps += [f"command -v uv || {pip} uv"]
+    steps += requirements_lines(recipe)
+    if on_base and recipe.torch:
+        steps += [NO_OTHER_TORCH]
+    text = "\n".join(step.removeprefix("RUN ") for step in steps if not step.startswith("COPY "))
+    text = text.replace("/opt/venv/requirements.txt", "requirements.txt")
+    text = text.replace("/opt/venv/bin/pip", '"$VENV/bin/python" -m pip').replace("/opt/venv", '"$VENV"')
+    return f'set -e\npython3() {{ "$PYTHON" "$@"; }}\nPATH="$PATH:$VENV/bin"\n{text}\n'

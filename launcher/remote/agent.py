@@ -21,9 +21,9 @@ NO_TRAINER: Final = 97
 NO_PYTHON: Final = 98
 PYTHONS: Final = (
     *("python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.14", "python"),
-    *("/opt/conda/bin/python", "/venv/main/bin/python", '"$HOME/.venv/bin/python"', '"$HOME/miniconda3/bin/python"'),
+    *("/opt/conda/bin/python", "/venv/main/bin/python", "~/.venv/bin/python", "~/miniconda3/bin/python"),
 )
-"""Candidates for a host's Python, as shell words: names on PATH, then the paths that rented containers use."""
+"""Candidates for a host's Python: names on PATH, then the paths that rented containers use."""
 
 
 class Agent:

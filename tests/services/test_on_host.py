@@ -24,7 +24,7 @@ from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 from launcher.remote.agent import Agent, trainer_digest
 from launcher.remote.connection import Connection, Host, connect_to
 from launcher.runs.on_host import host_and_run
-from launcher.services.hosts.arrival import check_free_gpus, find_host_python
+from launcher.services.hosts.arrival import check_free_gpus
 from launcher.services.hosts.service import OnHost
 from tests.plan.planning import planned
 from tests.remote.hosts import NAME, a_host, host_request
@@ -250,7 +250,7 @@ def test_a_job_ends_at_its_time_limit(host: SshServer) -> None:
 
 SMI = """
 case "$*" in
-*query-gpu*) printf '0, GPU-a, NVIDIA L4, 23034, 0, 550.54\\n1, GPU-b, NVIDIA L4, 23034, 9000, 550.54\\n' ;;
+*query-gpu*) printf '0, GPU-a, NVIDIA L4, 23034, 0, 550.54, 8.9\\n1, GPU-b, NVIDIA L4, 23034, 9000, 550.54, 8.9\\n' ;;
 *) printf 'GPU-b, 1\\n' ;;
 esac
 """
@@ -321,19 +321,13 @@ def test_a_colab_session_is_a_host() -> None:
     assert host_and_run("ssh://colab:run1/~/launch/runs/train-1") == ("colab:run1", "train-1")
 
 
-def test_launch_train_is_sent_once_and_a_python_without_torch_is_no_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launch_train_is_sent_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with a_host(tmp_path, monkeypatch, sends_trainer=True) as server:
         agent = Agent(connect_to(NAME))
         assert agent.call("jobs", {"ids": None}) == []
         assert (server.home / "launch" / "trainer" / trainer_digest() / "launch_train" / "host" / "job.py").is_file()
         monkeypatch.setattr(Agent, "send_trainer", lambda _self: pytest.fail("it was sent again"))
         assert agent.call("jobs", {"ids": None}) == []
-        assert find_host_python(connect_to(NAME), "", with_torch=False)
-        server.program("python9", "exit 1")
-        with pytest.raises(LaunchError, match="python9 on box is no Python"):
-            find_host_python(connect_to(NAME), "python9", with_torch=True)
 
 
 QUICK = """

@@ -47,6 +47,7 @@ def on(
     from launcher.plan.model import Plan
     from launcher.plan.on_host import on_host
     from launcher.remote.connection import Connection, Host, connect_to
+    from launcher.services.hosts.environment import packages_of
 
     flags = flags_of(ctx)
     if host.endswith((".yaml", ".yml")):
@@ -79,6 +80,7 @@ def on(
                 inputs.located.spec.output or "runs",
                 code=inputs.context.code.digest,
                 python=python or "",
+                packages={} if python else packages_of(inputs),
                 gpus=0 if cpu else local.machine.gpus,
                 price=inputs.spec.limits.price,
                 usd_limit=inputs.spec.limits.usd,
@@ -101,7 +103,7 @@ def on(
         inputs,
         context,
         printer,
-        lambda plan: prepare_host(plan, inputs.source, context.connection, printer.say),
+        lambda plan: prepare_host(plan, inputs, context.connection, printer.say),
         plan_again=plan_of,
         new=new,
         resume=bool(resume),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,12 +10,13 @@ from msgspec.structs import replace
 
 from launcher.errors import LaunchError, NoCapacity, UsageError
 from launcher.inputs.content import content
+from launcher.inputs.interpreter import PROBE
 from launcher.plan.binding import bound
 from launcher.remote.agent import PYTHONS, ROOT, Agent
-from launcher.services.local.request import parse_request
+from launcher.services.hosts.environment import NODE_PACKAGES, facts_of, provide_python
 
 if TYPE_CHECKING:
-    from launcher.images.source_files import Source
+    from launcher.inputs.gather import Inputs
     from launcher.plan.model import Plan
     from launcher.remote.connection import Connection
 
@@ -23,20 +24,23 @@ LEAST_GB: Final = 2.0
 """Free disk below which a checkpoint may not fit."""
 
 
-def prepare_host(plan: Plan, source: Source, connection: Connection, say: Callable[[str], None]) -> Plan:
-    """Check the host's GPUs, disk and Python, send the code unless it is there, and return the plan with the Python.
+def prepare_host(plan: Plan, inputs: Inputs, connection: Connection, say: Callable[[str], None]) -> Plan:
+    """Check the host's GPUs and disk, find or make the Python, send the code unless it is there, and return the plan
+    with the Python.
 
     Raises:
         NoCapacity: too few GPUs are free.
         LaunchError: the host can't run the job; the hint says how it can.
     """
-    agent, name = Agent(connection), connection.host.name
+    agent, name, source = Agent(connection), connection.host.name, inputs.source
     request = plan.attempts[0].request
-    facts = agent.call("describe")
+    argv = ["-c", PROBE, json.dumps([["torch", *NODE_PACKAGES], []])]
+    facts = agent.call("describe", {"pythons": [request["python"]] if request["python"] else PYTHONS, "probe": argv})
     check_free_gpus(facts["gpus"], str(facts["gpu_problem"]), plan.machine.gpus, name)
     if facts["free_gb"] < LEAST_GB:
         say(f"warning: {facts['free_gb']:.1f} GB are free on the disk of {name}:~/launch")
-    python = find_host_python(connection, request["python"], with_torch=parse_request(request["job"]).uses_torch)
+    known = facts_of(facts, inputs, plan.machine.gpus, name)
+    python = provide_python(agent, known, request["python"], inputs, say)
     say(f"{name}: {gpus_text(facts['gpus'])}, {python}")
     if code := request["code"]:
         files = [(f"workspace/{file.name}", file.path) for file in source.code]
@@ -79,32 +83,3 @@ def gpus_text(devices: list[Mapping[str, Any]]) -> str:
     for gpu in devices:
         counts[gpu["name"]] = counts.get(gpu["name"], 0) + 1
     return ", ".join(f"{count} × {name}" for name, count in counts.items()) or "no GPU"
-
-
-def find_host_python(connection: Connection, named: str, *, with_torch: bool) -> str:
-    """Return the path of the Python on the host that runs the job: the named one, or the first with PyTorch.
-
-    Raises LaunchError: there is none.
-    """
-    path = f'"$HOME"/{shlex.quote(named[2:])}' if named.startswith("~/") else shlex.quote(named)
-    candidates = (path,) if named else PYTHONS
-    needs = ' and u.find_spec("torch")' if with_torch else ""
-    test = f"import sys, importlib.util as u; sys.exit(not (sys.version_info >= (3, 10){needs}))"
-    script = f"""
-cd
-for each in {" ".join(candidates)}; do
-  if "$each" -c '{test}' 2>/dev/null; then command -v "$each"; exit 0; fi
-done
-"""
-    if path := connection.run(script).decode().strip():
-        return path
-    name, ssh_text = connection.host.name, connection.host.ssh_text
-    wanted = "Python 3.10 or later" + (" with PyTorch" if with_torch else "")
-    if named:
-        raise LaunchError(f"{named} on {name} is no {wanted}", f"Try: ssh {ssh_text} {named} -c 'import torch'")
-    raise LaunchError(
-        f"{name} has no {wanted} on its PATH or in /opt/conda, ~/.venv",
-        "Name the one that has it: --python PATH; or make one:\n"
-        f"ssh {ssh_text} 'python3 -m venv ~/.venv && \\\n"
-        "    ~/.venv/bin/pip install torch numpy tensorboard psutil nvidia-ml-py'",
-    )

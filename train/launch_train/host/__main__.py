@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launch_train.host import job, machine
+from launch_train.host import environment, job, machine
 from launch_train.host.folder_server import MARK, serve
 
 
@@ -23,10 +23,13 @@ def main(argv: list[str]) -> None:
     request: dict[str, Any] = json.loads(sys.stdin.buffer.read() or b"{}")
     answer: Any = None
     match operation:
-        case "start":
+        case "start" | "environment":
             try:
-                job.start_job(root, request)
-                answer = {"job": job.describe_jobs(root, [request["id"]])[0]}
+                if operation == "environment":
+                    answer = {"python": environment.make_environment(root, request)}
+                else:
+                    job.start_job(root, request)
+                    answer = {"job": job.describe_jobs(root, [request["id"]])[0]}
             except job.RefusedError as error:
                 answer = {"refused": str(error), "fix": error.fix}
         case "jobs":
@@ -37,6 +40,8 @@ def main(argv: list[str]) -> None:
             job.remove_job(root, request["id"])
         case "describe":
             answer = machine.describe_machine(root)
+            answer["environments"] = environment.complete_environments(root)
+            answer["pythons"] = environment.probe_pythons(request.get("pythons", ()), request.get("probe", []))
     sys.stdout.buffer.write(MARK + json.dumps(answer).encode() + b"\n")
     sys.stdout.buffer.flush()
 

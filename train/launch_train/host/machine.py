@@ -31,19 +31,22 @@ def describe_machine(root: Path) -> dict[str, Any]:
 def list_gpus() -> tuple[list[dict[str, Any]], str]:
     """Return the NVIDIA GPUs with who uses them, and why there are none.
 
-    Each has `index`, `uuid`, `name`, `memory_mb` (MiB), `used_mb`, `driver`, `users` (names of accounts with a process
-    on it), `run` (the run of launch that has it) and `free`.
+    Each has `index`, `uuid`, `name`, `memory_mb` (MiB), `used_mb`, `driver`, `capability` (9.0; 0: unknown), `users`
+    (names of accounts with a process on it), `run` (the run of launch that has it) and `free`.
     """
-    fields = ("index", "uuid", "name", "memory.total", "memory.used", "driver_version")
+    fields = "--query-gpu=index,uuid,name,memory.total,memory.used,driver_version"
     try:
-        rows = query("--query-gpu=" + ",".join(fields))
+        try:
+            rows = query(f"{fields},compute_cap")
+        except ValueError:  # drivers before 510 don't know that field
+            rows = [[*row, ""] for row in query(fields)]
         processes = query("--query-compute-apps=gpu_uuid,pid")
     except FileNotFoundError:
         return [], "nvidia-smi is not installed"
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return [], f"nvidia-smi failed: {error}"
     devices = []
-    for index, uuid, name, memory, used, driver in rows:
+    for index, uuid, name, memory, used, driver, capability in rows:
         users = {account_of(int(pid)) for gpu, pid in processes if gpu == uuid and pid.isdecimal()}
         devices.append(
             {
@@ -53,6 +56,7 @@ def list_gpus() -> tuple[list[dict[str, Any]], str]:
                 "memory_mb": figure(memory),
                 "used_mb": figure(used),
                 "driver": driver,
+                "capability": float(capability) if capability.replace(".", "").isdecimal() else 0.0,
                 "users": sorted(users),
                 "run": (run := run_of_gpu(uuid)),
                 "free": not users and not run and figure(used) < BUSY_MB,

@@ -1,0 +1,205 @@
+"""The Python of a job on a host: one that is there, or a virtual environment with the packages of the spec.
+
+What an image would contain is installed by the same steps (`launcher.plan.recipe`). A Python of the host whose PyTorch
+the requirements allow is the base of the environment, so that PyTorch is neither downloaded nor stored again; without
+one, the base is an environment with launch's own packages and PyTorch, which all specs with that PyTorch share.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from msgspec.structs import replace
+
+from launcher import catalog
+from launcher.errors import LaunchError, PlanRefused, UsageError
+from launcher.inputs import requirements
+from launcher.inputs.content import hashed
+from launcher.inputs.interpreter import Interpreter, check_fitness, needs_of
+from launcher.plan.model import Packages, Torch
+from launcher.plan.names import json_digest
+from launcher.plan.placement import choose
+from launcher.plan.recipe import INDEX, Recipe, admits_python, allowed, first, host_recipe, host_script, wanted_build
+from launcher.text import plural
+
+if TYPE_CHECKING:
+    from launcher.catalog import Gpu
+    from launcher.inputs.gather import Inputs
+    from launcher.remote.agent import Agent
+
+NODE_PACKAGES: Final = ("numpy", "tensorboard", "google-cloud-storage", "google-crc32c", "nvidia-ml-py", "psutil")
+"""Launch's own packages of a job: those of containers/node.in."""
+INSTALL_SECONDS: Final = 3600.0
+
+
+def packages_of(inputs: Inputs) -> dict[str, Any]:
+    """Return what a request says of the packages that a host must have: `torch` (as the requirements have it; absent:
+    the job needs none), `requirements` (their text) and `files` (name -> SHA-256 of a uv.lock and its project)."""
+    torch, source = first(inputs.context.packages, "torch"), inputs.source
+    packages: dict[str, Any] = {"torch": torch.text if torch else "torch"} if torch or needs_of_python(inputs) else {}
+    if source.requirements.strip():
+        packages["requirements"] = source.requirements
+    if source.project:
+        packages["files"] = {file.name: hashed(file.path)[1] for file in source.project}
+    return packages
+
+
+def needs_of_python(inputs: Inputs) -> list[tuple[str, str]]:
+    """Return the large packages that launch itself needs for a job, each with what needs it."""
+    return [need for need in needs_of(inputs.spec) if need[0] in ("torch", "numpy")]
+
+
+class HostFacts(NamedTuple):
+    """What is known of a host on arrival."""
+
+    pythons: tuple[Interpreter, ...]
+    """By preference; with the versions of PyTorch and NODE_PACKAGES."""
+    gpu: Gpu | None
+    """None: the job runs on processors."""
+    driver: int | None
+    environments: frozenset[str]
+    """The IDs of those that can be used."""
+
+
+def facts_of(answer: Mapping[str, Any], inputs: Inputs, gpus: int, host: str) -> HostFacts:
+    """Return the facts in launch_train.host's description of a machine, for a job with so many GPUs."""
+    pythons = (
+        Interpreter(path=python["path"], origin=host, version=tuple(version), installed=installed)
+        for python in answer["pythons"]
+        for version, installed, _ in [python["answer"]]
+    )
+    gpu, driver = None, ""
+    if gpus:
+        device = answer["gpus"][0]
+        chosen, driver = choose(inputs.spec, catalog.load(), "local")[0], device["driver"].partition(".")[0]
+        gpu = replace(chosen.gpu, title=device["name"], sm=device["capability"] or chosen.gpu.sm, max_driver=None)
+    number = int(driver) if driver.isdecimal() else None
+    return HostFacts(tuple(pythons), gpu, number, frozenset(answer["environments"]))
+
+
+def provide_python(agent: Agent, facts: HostFacts, named: str, inputs: Inputs, say: Callable[[str], None]) -> str:
+    """Return the path of the Python on the host that runs the job; make its environment, unless it exists.
+
+    `named` is the only Python to use, as it is; empty: any.
+
+    Raises:
+        PlanRefused: no PyTorch that the requirements allow runs on the host.
+        LaunchError: no Python there is suitable, or packages can't be installed.
+    """
+    host, source, packages = agent.connection.host, inputs.source, inputs.context.packages
+    if named:
+        if not facts.pythons:
+            raise LaunchError(f"{named} on {host.name} is no Python", f"Try: ssh {host.ssh_text} {named} -VV")
+        check_fitness(facts.pythons[0], needs_of_python(inputs))
+        return facts.pythons[0].path
+    suitable = next((python for python in facts.pythons if not problem_of(python, inputs)), None)
+    has_packages = bool(source.requirements.strip() or source.project)
+    missing = suitable and any(package not in suitable.installed for package, _ in needs_of(inputs.spec))
+    if suitable and not has_packages and not missing:
+        return suitable.path
+    check_installable(inputs)
+    if suitable and not (packages.hashed and first(packages, "torch")):
+        version, _, build = suitable.installed.get("torch", "").partition("+")
+        torch = Torch(version=version, build=build, index=f"{INDEX}/{build}" if build else "") if version else None
+        recipe = Recipe(packages=packages, torch=torch, full=False, python="", secrets=(), compiler=False, setup=())
+        lacks = any(name not in suitable.installed for name in NODE_PACKAGES)
+        return install(agent, facts, inputs, suitable, host_script(recipe, on_base=True, with_lock=lacks), say)
+    base, recipe = choose_base(facts, inputs, host.name)
+    if packages.hashed and first(packages, "torch"):
+        return install(agent, facts, inputs, base, host_script(recipe, on_base=False, with_lock=True), say)
+    script = host_script(replace(recipe, packages=Packages()), on_base=False, with_lock=True)
+    path = install(agent, facts, inputs, base, script, say, torch=recipe.torch)
+    if not has_packages:
+        return path
+    script = host_script(replace(recipe, full=False), on_base=True, with_lock=False)
+    return install(agent, facts, inputs, replace(base, path=path), script, say)
+
+
+def problem_of(python: Interpreter, inputs: Inputs) -> str:
+    """Return why a Python of the host is no base for the job's packages; empty: it is."""
+    packages = inputs.context.packages
+    try:
+        check_fitness(python, needs_of_python(inputs))
+    except UsageError as error:
+        return error.problem
+    version = f"{python.version[0]}.{python.version[1]}"
+    if not admits_python(packages.requires_python, version):
+        return f"it is Python {version}, and the project's requires-python is {packages.requires_python}"
+    if torch := first(packages, "torch"):
+        release, _, build = python.installed.get("torch", "").partition("+")
+        wanted = wanted_build(inputs.spec, packages)
+        if not release or not allowed(torch, (release,), prereleases=True) or (wanted and build not in ("", wanted)):
+            return f"it has torch {release or 'not'}, and {torch.where} needs {torch.text}"
+    return ""
+
+
+def check_installable(inputs: Inputs) -> None:
+    """Check that pip or uv can install what the image would contain. Raises LaunchError."""
+    image, fix = inputs.spec.image, "Create the environment on the host yourself, and name its Python: --python PATH"
+    if inputs.context.packages.tool == "conda":
+        raise LaunchError(
+            f"image.requirements: {image.requirements}: conda's packages are not installed on a host", fix
+        )
+    if image.torch and image.torch != "base":
+        raise LaunchError("image.torch: a custom wheel is not installed on a host", fix)
+    if unset := [name for name in image.build_secrets if not os.environ.get(name)]:
+        problem = f"image.build_secrets: {unset[0]} is not set in this shell"
+        raise UsageError(problem, f"Set it where you run launch: export {unset[0]}=VALUE", field="image.build_secrets")
+
+
+def choose_base(facts: HostFacts, inputs: Inputs, host: str) -> tuple[Interpreter, Recipe]:
+    """Return the Python of the host that makes an environment with PyTorch, and what this gets. Raises LaunchError."""
+    refused = LaunchError(
+        f"{host} has no Python that can run this job",
+        "Install one there: apt-get install python3 python3-venv, or uv python install (https://docs.astral.sh/uv)",
+    )
+    chosen = choose(inputs.spec, catalog.load(), "local")[0]
+    context = replace(inputs.context, driver=facts.driver)
+    for python in facts.pythons:
+        if python.version >= ((3, 11) if inputs.spec.run.is_builtin else (3, 10)):
+            try:
+                return python, host_recipe(inputs.spec, catalog.load(), context, chosen, python.version, facts.gpu)
+            except PlanRefused as error:
+                refused = error
+    raise refused
+
+
+def install(
+    agent: Agent,
+    facts: HostFacts,
+    inputs: Inputs,
+    base: Interpreter,
+    script: str,
+    say: Callable[[str], None],
+    *,
+    torch: Torch | None = None,
+) -> str:
+    """Return the Python of the environment that a script makes, by the Python `base`; run it unless that exists.
+
+    `torch`: it gets this and launch's packages, and none of the job's.
+
+    Raises LaunchError: packages can't be installed, with the installer's reason.
+    """
+    source, host = inputs.source, agent.connection.host.name
+    texts = {"requirements.txt": "" if torch else source.requirements}
+    texts |= {file.name: file.path.read_text(encoding="utf-8") for file in source.project if not torch}
+    locks = {file.name: file for file in (*source.locks, *source.recipe) if file.name in script}
+    texts |= {name: file.path.read_text(encoding="utf-8") for name, file in locks.items()}
+    request = {
+        "id": json_digest((script, texts, base.path, base.version), 16),
+        "python": base.path,
+        "script": script,
+        "files": texts,
+        "secrets": {name: os.environ[name] for name in inputs.spec.image.build_secrets if not torch},
+    }
+    if request["id"] not in facts.environments:
+        count = plural(len([*requirements.packages(source.requirements)]), "package")
+        of_job = str(inputs.spec.image.requirements) + ("" if source.project else f", {count}")
+        packages = f"torch {torch.version}+{torch.build}, launch's packages" if torch else of_job
+        say(f"{host}: making the environment ({packages})…")
+    answer = agent.call("environment", request, seconds=INSTALL_SECONDS)
+    if "refused" in answer:
+        raise LaunchError(f"{host}: {answer['refused']}", answer["fix"])
+    return str(answer["python"])

@@ -1,0 +1,233 @@
+"""The environment of a job on a host: real pip on OpenSSH's server, with wheels of the test's instead of an index."""
+
+from __future__ import annotations
+
+import ensurepip
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from launch_train.host import environment
+from launch_train.host.job import RefusedError
+from launcher.images.source_files import File
+from launcher.inputs.gather import GatherOptions, Inputs, gather
+from launcher.inputs.interpreter import PROBE
+from launcher.remote.agent import Agent
+from launcher.remote.connection import connect_to
+from launcher.services.hosts.environment import NODE_PACKAGES, facts_of, provide_python
+from tests.command import ROOT
+from tests.remote.hosts import NAME, a_host
+from tests.services.test_on_host import launch
+from tests.ssh.server import SshServer
+
+SPEC = """
+name: tiny
+run: {script: work.py, launcher: python}
+image: {requirements: requirements.txt}
+machine: {type: l4, gpus: 1}
+"""
+BARE_PYTHON = str(sys._base_executable)  # type: ignore[attr-defined]
+"""Has no PyTorch."""
+
+
+def make_wheel(folder: Path, name: str, version: str, code: str, needs: str = "") -> str:
+    """Write a wheel with one module, and return its line in a lock file."""
+    folder.mkdir(exist_ok=True)
+    path, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    need = f"Requires-Dist: {needs}\n" if needs else ""
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{name}.py", code)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{need}")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    return f"{name}=={version} --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+
+
+def use_wheels(host: SshServer, wheels: Path) -> None:
+    """Let pip on the host install from a folder alone."""
+    settings = host.home / ".config" / "pip" / "pip.conf"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(f"[global]\nno-index = true\nfind-links = {wheels}\n")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project whose script needs a package."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "job.yaml").write_text(SPEC)
+    (folder / "work.py").write_text("import sys, tiny_greeting\nprint(tiny_greeting.TEXT, sys.prefix, flush=True)\n")
+    (folder / "requirements.txt").write_text("tiny_greeting==1.0  # a comment\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshServer]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with a_host(tmp_path, monkeypatch, python=sys.executable) as server:
+        make_wheel(tmp_path / "wheels", "tiny_greeting", "1.0", "TEXT = 'hello from a package'\n")
+        use_wheels(server, tmp_path / "wheels")
+        yield server
+
+
+def test_the_requirements_are_installed_once_beside_the_pytorch_of_the_host(host: SshServer, project: Path) -> None:
+    planned_run = launch("on", NAME, "job.yaml", "--cpu", "--dry-run", "-o", "json")
+    request = json.loads(planned_run.stdout)["attempts"][0]["request"]
+    assert request["packages"] == {"requirements": "tiny_greeting==1.0  # a comment\n"}
+    ran = launch("on", NAME, "job.yaml", "--cpu")
+    assert ran.returncode == 0, ran.stderr
+    assert f"{NAME}: making the environment (requirements.txt, 1 package)…" in ran.stderr
+    environments = environment.complete_environments(host.home / "launch")
+    assert len(environments) == 1
+    assert f"hello from a package {host.home}/launch/venvs/{environments[0]}" in ran.stdout + ran.stderr
+    again = launch("on", NAME, "job.yaml", "--cpu", "--new")
+    assert again.returncode == 0, again.stderr
+    assert "making the environment" not in again.stderr
+    python = launch("on", NAME, "job.yaml", "--cpu", "--new", "--python", sys.executable)
+    assert python.returncode != 0
+    assert "No module named 'tiny_greeting'" in python.stdout + python.stderr  # it is used as it is
+
+
+def test_a_package_that_pip_cannot_find_is_an_error_with_its_reason(host: SshServer, project: Path) -> None:
+    (project / "requirements.txt").write_text("no_such_package==9.9\n")
+    ran = launch("on", NAME, "job.yaml", "--cpu")
+    assert ran.returncode == 1
+    assert "No matching distribution found for no_such_package==9.9" in ran.stderr
+    assert "--python PATH" in ran.stderr
+    assert environment.complete_environments(host.home / "launch") == []
+    assert not list((host.home / "launch").glob("jobs/*"))
+
+
+# --- What an environment consists of ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bare_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshServer]:
+    """A host without PyTorch, whose pip finds wheels that stand for it and for launch's packages."""
+    with a_host(tmp_path, monkeypatch, python=BARE_PYTHON) as server:
+        wheels = tmp_path / "wheels"
+        make_wheel(wheels, "tiny_greeting", "1.0", "TEXT = 'hello'\n", needs="torch")
+        make_wheel(wheels, "torch", "2.13.0+cpu", "__version__ = '2.13.0+cpu'\n")
+        make_wheel(wheels, "torch", "2.14.0", "raise ImportError('it replaced the PyTorch of the base')\n")
+        (tmp_path / "lock").write_text(make_wheel(wheels, "tiny_node", "3.0", ""))
+        use_wheels(server, wheels)
+        yield server
+
+
+def inputs_of(tmp_path: Path) -> Inputs:
+    inputs = gather("local", Path("job.yaml"), (), GatherOptions(docker=True))
+    locks = tuple(File(name, tmp_path / "lock") for name in ("node.lock", "requirements.lock"))
+    return replace(inputs, source=replace(inputs.source, locks=locks, recipe=()))
+
+
+def python_for(inputs: Inputs, said: list[str]) -> str:
+    agent = Agent(connect_to(NAME))
+    argv = ["-c", PROBE, json.dumps([["torch", *NODE_PACKAGES], []])]
+    answer = agent.call("describe", {"pythons": ["python3"], "probe": argv})
+    return provide_python(agent, facts_of(answer, inputs, 0, NAME), "", inputs, said.append)
+
+
+def modules_of(python: str, *names: str) -> str:
+    code = f"import {', '.join(names)}; print({names[0]}.__file__)"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_without_pytorch_on_the_host_all_specs_share_one_environment_with_it(
+    bare_host: SshServer, project: Path, tmp_path: Path
+) -> None:
+    (project / "job.yaml").write_text(SPEC.replace(", launcher: python", ""))  # torchrun needs PyTorch
+    said: list[str] = []
+    python = python_for(inputs_of(tmp_path), said)
+    assert said == [
+        f"{NAME}: making the environment (torch 2.13.0+cpu, launch's packages)…",
+        f"{NAME}: making the environment (requirements.txt, 1 package)…",
+    ]
+    modules_of(python, "tiny_greeting", "tiny_node")
+    shared = modules_of(python, "torch")
+    (project / "requirements.txt").write_text("tiny_greeting>=1\n")
+    other = python_for(inputs_of(tmp_path), said)
+    assert said[2:] == said[1:2]
+    assert other != python
+    assert modules_of(other, "torch") == shared
+    (project / "requirements.txt").write_text("")
+    assert shared.startswith(str(Path(python_for(inputs_of(tmp_path), said)).parents[1]))
+    assert len(said) == 3
+
+
+def test_an_environment_that_was_killed_half_way_is_made_again(tmp_path: Path) -> None:
+    request = {"id": "half", "python": BARE_PYTHON, "files": {}, "secrets": {}}
+    marker = tmp_path / "begun"
+    hanging = json.dumps({**request, "script": f'touch "$VENV/half" {marker}; sleep 60'})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launch_train.host", str(tmp_path), "environment"],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(hanging.encode())
+    process.stdin.close()
+    until = time.monotonic() + 60
+    while not marker.exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert (tmp_path / "venvs" / "half" / "half").exists()
+    assert environment.complete_environments(tmp_path) == []
+    python = environment.make_environment(tmp_path, {**request, "script": 'test ! -e "$VENV/half"'})
+    assert Path(python).exists()
+    assert environment.complete_environments(tmp_path) == ["half"]
+    environment.make_environment(tmp_path, {**request, "script": "exit 1"})  # it is there
+
+
+def test_a_python_that_cannot_add_pip_to_an_environment_gets_one_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    debian = tmp_path / "python3"  # without the package python3-venv
+    debian.write_text(f'#!/bin/sh\n[ "$2 $#" = "venv 3" ] && echo no ensurepip && exit 1\nexec {BARE_PYTHON} "$@"\n')
+    debian.chmod(0o755)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(Path(ensurepip.__file__).parent / "_bundled"))
+    request = {"id": "a", "python": str(debian), "files": {}, "secrets": {}}
+    environment.make_environment(tmp_path, {**request, "script": '"$VENV/bin/python" -m pip --version'})
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nonexistent")
+    monkeypatch.setenv("PATH", "/nonexistent:/usr/bin:/bin")  # without uv
+    with pytest.raises(RefusedError, match="can't make a virtual environment: no ensurepip") as refused:
+        environment.make_environment(tmp_path, {**request, "id": "b", "script": "true"})
+    assert "python3-venv" in refused.value.fix
+
+
+def test_two_launches_make_an_environment_once(tmp_path: Path) -> None:
+    request = {"id": "one", "python": BARE_PYTHON, "files": {}, "secrets": {}, "script": f"echo x >> {tmp_path}/count"}
+    argv = [sys.executable, "-m", "launch_train.host", str(tmp_path), "environment"]
+    processes = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+    answers = [process.communicate(json.dumps(request).encode())[0] for process in processes]
+    assert answers[0] == answers[1]
+    assert (tmp_path / "count").read_text() == "x\n"
+
+
+def test_a_value_of_build_secrets_is_neither_in_the_log_nor_in_the_error(tmp_path: Path) -> None:
+    script = 'echo "ERROR: index https://user:$INDEX_TOKEN@example.com"; exit 1'
+    request = {"id": "a", "python": BARE_PYTHON, "files": {}, "secrets": {"INDEX_TOKEN": "s3cr3t"}, "script": script}
+    with pytest.raises(RefusedError, match=r"ERROR: index https://user:\*\*\*@example.com"):
+        environment.make_environment(tmp_path, request)
+    assert b"s3cr3t" not in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_the_packages_that_a_python_may_lack_are_those_of_the_lock() -> None:
+    lines = (ROOT / "containers" / "node.in").read_text().splitlines()
+    names = [line.partition(">")[0] for line in lines if line and not line.startswith("#")]
+    assert tuple(names) == NODE_PACKAGES
