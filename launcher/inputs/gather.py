@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,14 @@ from launcher.plan.names import OwnerStyle, owner_value
 from launcher.spec import project_file as caps
 from launcher.spec.checks import custom_functions, data_paths
 from launcher.spec.models import NO_LOCAL, JobSpec
-from launcher.spec.project_file import Origin, Settings, read_project_file, read_settings, with_settings
+from launcher.spec.project_file import (
+    Origin,
+    Settings,
+    read_project_file,
+    read_settings,
+    user_settings_path,
+    with_settings,
+)
 from launcher.spec.reader import Located, Override, from_data, read_located
 
 if TYPE_CHECKING:
@@ -436,21 +442,6 @@ def below(beside: Path | None, field: str, name: str | None) -> Path | None:
 
 
 # --- Project and owner ----------------------------------------------------------------------------------------------
-
-
-def user_settings_path(environ: Mapping[str, str]) -> Path | None:
-    """Return the path of the user's settings: below XDG_CONFIG_HOME (on Windows APPDATA), else ~/.config.
-
-    None if the user has no home folder. A relative XDG_CONFIG_HOME is ignored, as its specification demands: it would
-    name a file in the current folder.
-    """
-    folder = environ.get("APPDATA" if sys.platform == "win32" else "XDG_CONFIG_HOME", "")
-    if not folder or not Path(folder).is_absolute():
-        try:
-            folder = str(Path.home() / ".config")
-        except RuntimeError:  # no HOME, and no user entry for this uid, as in some containers
-            return None
-    return Path(folder, "launch", "config.yaml")
 
 
 def read_user_settings(environ: Mapping[str, str]) -> Settings:

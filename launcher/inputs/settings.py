@@ -16,13 +16,12 @@ from launcher.inputs.gather import (
     find_project,
     folder_of,
     refuse_python,
-    user_settings_path,
     with_defaults,
 )
 from launcher.plan.model import Target
 from launcher.plan.names import default_output, default_repository
 from launcher.spec.models import JobSpec
-from launcher.spec.project_file import NAME, Settings
+from launcher.spec.project_file import NAME, Settings, user_settings_path
 from launcher.spec.reader import Located, read_located
 
 NOT_SET: Final = "not set"

@@ -28,13 +28,16 @@ def on_host(
     packages: Mapping[str, Any],
     gpus: int,
     price: float | None,
+    price_source: str = "--price",
+    is_colab: bool = False,
     usd_limit: float | None = None,
 ) -> Plan:
     """Return the plan of `launch local` for a host, as ssh knows it.
 
     `output` is where runs go there: gs://…, /…, ~/…, or relative to ROOT. `code` is the digest of the user's code,
     `python` the interpreter there (empty: one with the `packages`, which may be installed first). `gpus`: how many the
-    job gets, 0: it runs on processors. `price`: USD per hour; None: unknown. `usd_limit`: limits.usd.
+    job gets, 0: it runs on processors. `price`: USD per hour; None: unknown; `price_source`: what sets it. `is_colab`:
+    the host is a runtime of Google Colab. `usd_limit`: limits.usd.
 
     Raises PlanRefused: the run could cost more than the limit, or its price is unknown.
     """
@@ -57,7 +60,7 @@ def on_host(
     if usd_limit is not None and usd is not None and usd > usd_limit:
         problem = f"this run could cost {usd_text(usd)}, more than limits.usd ({usd_text(usd_limit)})"
         raise PlanRefused(problem, "Lower --hours or --price, or raise --usd.", field="limits.usd")
-    rule = "unknown: set --price, USD per hour" if price is None else "set by --price"
+    rule = "unknown: set --price, USD per hour" if price is None else f"set by {price_source}"
     moved = Attempt(
         region=host,
         zone=None,
@@ -85,16 +88,14 @@ def on_host(
             image=replace(plan.image, uri="", builds_base=False) if plan.image else None,
             attempts=(moved,),
             limits=replace(plan.limits, usd_at_most=usd, usd_expected=None, usd_hard_bound=usd),
-            warnings=(*plan.warnings, *about_colab(host, plan.run, run_folder)),
+            warnings=(*plan.warnings, *(about_colab(plan.run, run_folder) if is_colab else ())),
             spec=replace_text(plan.spec, old.rpartition("/")[0], folder) if old else plan.spec,
         )
     )
 
 
-def about_colab(host: str, run: str, run_folder: str) -> Iterator[str]:
+def about_colab(run: str, run_folder: str) -> Iterator[str]:
     """Yield what to know about a run on a Colab runtime."""
-    if not host.startswith("colab:"):
-        return
     yield (
         "Colab's FAQ does not allow SSH on runtimes without a positive balance of compute units; these may be ended at "
         "any time."

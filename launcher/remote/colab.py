@@ -12,6 +12,8 @@ from typing import Final
 from launcher.errors import LaunchError, NotAuthorised, UnreachableError, UsageError
 from launcher.remote import colab_proxy
 
+ADDRESS: Final = re.compile(r"colab:(?!\d{1,5}$)([A-Za-z0-9][\w.-]*)")
+"""colab:NAME; with a number it is a port of the host `colab`."""
 NEW: Final = "colab new -s NAME --gpu T4"
 ERRORS: Final[tuple[tuple[str, type[LaunchError], str, str], ...]] = (
     (
@@ -65,12 +67,6 @@ ERRORS: Final[tuple[tuple[str, type[LaunchError], str, str], ...]] = (
     ),
 )
 """The beginning of a line that ssh or `colab` 0.7.5 prints, and the error: its class, the problem and what to do."""
-
-
-def session_of(host: str) -> str:
-    """Return NAME of colab:NAME; empty: it is another host, such as port 22 of an alias `colab`."""
-    match = re.fullmatch(r"colab:(?!\d{1,5}$)([A-Za-z0-9][\w.-]*)", host)
-    return match[1] if match else ""
 
 
 def options(session: str, log: Path) -> dict[str, str]:

@@ -54,9 +54,24 @@ class CommandFailed(LaunchError):
 
 
 class Host(NamedTuple):
-    """A machine as ssh knows it: an alias of its settings, or [USER@]HOST[:PORT]; or colab:NAME."""
+    """A machine: an alias of ssh's settings, [USER@]HOST[:PORT], colab:NAME, or a name of hosts.yaml for one of these.
+
+    All properties raise SpecError: hosts.yaml is invalid."""
 
     name: str
+
+    @property
+    def address(self) -> str:
+        """Return what ssh knows it by, or colab:NAME."""
+        from launcher.spec.hosts_file import read_hosts
+
+        return read_hosts(os.environ).entry(self.name).host or self.name
+
+    @property
+    def session(self) -> str:
+        """Return NAME of colab:NAME; empty: it is no Colab runtime."""
+        match = colab.ADDRESS.fullmatch(self.address)
+        return match[1] if match else ""
 
     @property
     def forget_key(self) -> str:
@@ -69,18 +84,17 @@ class Host(NamedTuple):
     def ssh_text(self) -> str:
         """Return how a person names it after `ssh`, to be pasted."""
         *port, _, host = self.words
-        session = colab.session_of(self.name)
-        proxy = [f'-o ProxyCommand="colab ssh --proxy-mode -s {session}"'] if session else []
+        proxy = [f'-o ProxyCommand="colab ssh --proxy-mode -s {self.session}"'] if self.session else []
         return " ".join([*proxy, *port, host])
 
     @property
     def words(self) -> tuple[str, ...]:
         """Return the words of a command line that name it. Raises UsageError: it cannot be a host."""
-        if session := colab.session_of(self.name):
+        if session := self.session:
             return ("--", f"root@colab-{session}")
-        match = ADDRESS.fullmatch(self.name)
-        if not match or not self.name.isprintable():
-            raise UsageError(f"invalid host {self.name!r}", "Name a host of ~/.ssh/config, or USER@HOST[:PORT].")
+        match = ADDRESS.fullmatch(address := self.address)
+        if not match or not address.isprintable():
+            raise UsageError(f"invalid host {address!r}", "Name a host of ~/.ssh/config, or USER@HOST[:PORT].")
         user, host, port = match.groups()
         return (*(("-p", port) if port else ()), "--", user + host.strip("[]"))
 
@@ -112,7 +126,7 @@ class Connection:
             "ControlPath": f"{sockets()}/%C",
             "ControlPersist": str(PERSIST_SECONDS),
         }
-        if session := colab.session_of(self.host.name):
+        if session := self.host.session:
             options |= colab.options(session, colab_log(session))
         encoded = base64.b64encode(f"umask 077; printf '\\002launch\\002\\n'\n{script}".encode()).decode()
         settings = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
@@ -122,7 +136,7 @@ class Connection:
         """Run a script of `sh` and return its output. `stdin`: bytes, or a file of them."""
         for pause in (*BUSY_PAUSES, None):
             ran, text = self._run_once(script, stdin, seconds)
-            if pause is None or ran.returncode != FAILED or BUSY not in text or colab.session_of(self.host.name):
+            if pause is None or ran.returncode != FAILED or BUSY not in text or self.host.session:
                 break
             time.sleep(pause)
         _, mark, output = ran.stdout.partition(MARK)
@@ -208,7 +222,7 @@ tar --no-same-owner -xzf - -C "$part"; mv -T "$part" "$to" 2>/dev/null || [ -e "
     def explained(self, text: str) -> LaunchError:
         """Return the error of a connection that failed, from ssh's messages."""
         name = self.host.name
-        if session := colab.session_of(name):
+        if session := self.host.session:
             return colab.connection_error(session, text, colab_log(session))
         if "REMOTE HOST IDENTIFICATION HAS CHANGED" in text or "Host key for" in text:
             return NotAuthorised(

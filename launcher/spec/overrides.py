@@ -29,6 +29,8 @@ class Override(Struct, frozen=True):
     """The flag, for messages: `--gpus`, `--set limits.usd`."""
     node: Node | None = None
     """The value as it was written in YAML, if it was; ignored if it no longer equals `value`."""
+    is_default: bool = False
+    """It applies only if nothing before has set the field."""
 
 
 def parse_set(text: str) -> Override:
@@ -56,6 +58,8 @@ def apply_overrides(root: Node, overrides: Sequence[Override]) -> tuple[Node, li
     """Return the nodes with the overrides applied in order, and the problems of those that cannot be applied."""
     problems: list[Problem] = []
     for override in overrides:
+        if override.is_default and is_set(root, override.path.split(".")):
+            continue
         try:
             node = override.node  # as it was written, if possible
             if node is None or plain(node) != override.value:
@@ -64,6 +68,17 @@ def apply_overrides(root: Node, overrides: Sequence[Override]) -> tuple[Node, li
         except SpecError as error:
             problems += error.problems
     return root, problems
+
+
+def is_set(node: Node, path: Sequence[str]) -> bool:
+    """Return whether a field, or what should be a section above it, has a value other than null."""
+    for step in path:
+        if not isinstance(node, Map):
+            break
+        if step not in node.entries:
+            return False
+        node = node.entries[step]
+    return not isinstance(node, Scalar) or node.value is not None
 
 
 def put(node: Node, path: Sequence[str], value: Node, override: Override) -> Node:

@@ -7,9 +7,10 @@ merely is in the current folder is never read. There is no `identity`: who a job
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -18,9 +19,8 @@ from launcher.spec.decoding import Decoder
 from launcher.spec.kinds import BUCKET, LabelKey, LabelValue, Model, Region, Repository, matching
 from launcher.spec.models import JobSpec
 from launcher.spec.nodes import Map, Node, node_at, plain
-from launcher.spec.reader import Located, Override, by_line, content
+from launcher.spec.reader import Located, Override, by_line, content, load_text
 from launcher.spec.shapes import shape_of
-from launcher.spec.yaml_loader import load
 
 NAME: Final = "launch.yaml"
 
@@ -99,20 +99,41 @@ def read_project_file(folder: Path | None, spec: Path | None = None) -> Settings
     return read_settings(path, str((spec.parent if spec else path.parent) / NAME))
 
 
+def user_settings_path(environ: Mapping[str, str]) -> Path | None:
+    """Return the path of the user's settings: below XDG_CONFIG_HOME (on Windows APPDATA), else ~/.config.
+
+    None if the user has no home folder. A relative XDG_CONFIG_HOME is ignored, as its specification demands: it would
+    name a file in the current folder.
+    """
+    folder = environ.get("APPDATA" if sys.platform == "win32" else "XDG_CONFIG_HOME", "")
+    if not folder or not Path(folder).is_absolute():
+        try:
+            folder = str(Path.home() / ".config")
+        except RuntimeError:  # no HOME, and no user entry for this uid, as in some containers
+            return None
+    return Path(folder, "launch", "config.yaml")
+
+
 def read_settings(path: Path, source: str) -> Settings:
     """Read a settings file; errors name it `source`. Raises SpecError with all problems."""
+    decoded = decode_file(path, source, SettingsFile)
+    return Settings(*decoded) if decoded else Settings()
+
+
+def decode_file(path: Path, source: str, model: Any, root: type[Struct] | None = None) -> tuple[Any, Node] | None:
+    """Return the content of a YAML file as a model (or a dict of `root`), and its nodes; None: the file has no lines.
+
+    Errors name it `source`. Raises SpecError with all problems.
+    """
     text = content(path, source)
     if all(not line.strip() or line.lstrip().startswith(b"#") for line in text.splitlines()):
-        return Settings()
-    try:
-        loaded = load(text, lambda line: f"{source}:{line}")
-    except SpecError as error:
-        raise SpecError(by_line(error.problems, source)) from None
-    decoder = Decoder(SettingsFile)
-    decoded = decoder.decode(loaded.root, shape_of(SettingsFile), ())
+        return None
+    loaded = load_text(text, source)
+    decoder = Decoder(root or model)
+    decoded = decoder.decode(loaded.root, shape_of(model), ())
     if problems := [*loaded.problems, *decoder.problems]:
         raise SpecError(by_line(problems, source))
-    return Settings(decoded, loaded.root)
+    return decoded, loaded.root
 
 
 class Origin(Struct, frozen=True):

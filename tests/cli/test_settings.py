@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from launcher import api
-from launcher.inputs.gather import user_settings_path
 from launcher.jobs.job import OWNER_LABEL
 from launcher.plan.names import owner_value
+from launcher.spec.project_file import user_settings_path
 from tests.command import WORLD, Ran, launch
 
 BARE = "name: job\nmachine: {type: l4}\nlimits: {hours: 2}\nrun: {config: {steps: 3}}\n"

@@ -128,6 +128,73 @@ def test_a_dry_run_needs_no_host(job: Callable[[float], Path], monkeypatch: pyte
     assert document["run_folder"].startswith("ssh://nosuch.example/~/launch/runs/tiny-")
 
 
+HOSTS = """
+lab:
+  host: me@203.0.113.7:2222
+  gpus: 4
+  type: a100-80gb
+  price: 2.5
+  python: ~/venv/bin/python
+"""
+
+
+@pytest.fixture
+def hosts_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    path = tmp_path / "config" / "launch" / "hosts.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(HOSTS)
+    return path
+
+
+def test_hosts_yaml_has_defaults_of_a_host(job: Callable[[float], Path], hosts_yaml: Path) -> None:
+    spec = job(1)
+    spec.write_text(spec.read_text().replace("machine: {type: l4, gpus: 1}\n", ""))
+
+    def attempt(*words: str) -> dict[str, Any]:
+        planned_run = launch("on", "lab", "job.yaml", *words, "--dry-run", "-o", "json")
+        assert planned_run.returncode == 0, planned_run.stderr
+        document = json.loads(planned_run.stdout)
+        assert document["run_folder"].startswith("ssh://lab/~/launch/runs/tiny-")
+        return dict(document["attempts"][0])
+
+    def gpus(attempt: dict[str, Any]) -> int:
+        return int(attempt["request"]["job"]["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]["acceleratorCount"])
+
+    planned_attempt = attempt()
+    assert (gpus(planned_attempt), planned_attempt["usd_per_hour"]) == (4, 2.5)
+    assert planned_attempt["usd_rule"] == f"set by {hosts_yaml}:6"
+    assert planned_attempt["request"]["python"] == "~/venv/bin/python"
+    changed = attempt("--gpus", "2", "--price", "3", "--python", "python9")
+    assert (gpus(changed), changed["usd_per_hour"], changed["usd_rule"]) == (2, 3.0, "set by --price")
+    assert changed["request"]["python"] == "python9"
+    spec.write_text(spec.read_text() + "machine: {type: l4, gpus: 1}\n")
+    assert gpus(attempt()) == 1  # the spec wins
+    assert Host("lab").words == ("-p", "2222", "--", "me@203.0.113.7")
+    hosts_yaml.write_text("lab: {host: colab:run1}\n")
+    assert Host("lab").words == ("--", "root@colab-run1")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("lab: {gpu: 2}", "hosts.yaml:1: unknown setting lab.gpu\n    did you mean gpus?"),
+        ("\nlab:\n  price: -1", "hosts.yaml:3: lab.price: -1 is out of range"),
+        ("a b: {gpus: 2}", "hosts.yaml:1: a b: 'a b' is invalid"),
+        ("- lab", "is a list, not a section"),
+        ("lab: {gpus: 2}\nlab: {gpus: 3}", "hosts.yaml:2: "),
+    ],
+)
+def test_an_invalid_hosts_yaml_is_refused_with_its_line(
+    job: Callable[[float], Path], hosts_yaml: Path, text: str, problem: str
+) -> None:
+    job(1)
+    hosts_yaml.write_text(text)
+    refused = launch("on", "lab", "job.yaml", "--dry-run")
+    assert refused.returncode == 2
+    assert problem in refused.stderr
+
+
 def test_a_script_runs_on_a_host_with_the_code_that_was_sent(host: SshServer, job: Callable[[float], Path]) -> None:
     job(0.4)
     ran = launch("on", NAME, "job.yaml", "--cpu", "-o", "json")
@@ -256,7 +323,7 @@ esac
 """
 
 
-def test_only_free_gpus_are_taken(host: SshServer) -> None:
+def test_only_free_gpus_are_taken(host: SshServer, hosts_yaml: Path) -> None:
     host.program("nvidia-smi", SMI)
     body = host_request("import os, time; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True); time.sleep(60)")
     body["job"]["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]["acceleratorCount"] = 1
@@ -264,7 +331,9 @@ def test_only_free_gpus_are_taken(host: SshServer) -> None:
     output = host.home / "launch" / "jobs" / job.id / "output.log"
     wait_until(output.read_text)
     assert output.read_text() == "0\n"
-    seen = launch("gpus", "--on", NAME)
+    hosts_yaml.write_text(f"l4s: {{host: {NAME}, gpus: 2}}\n")
+    seen = launch("gpus", "--on", "l4s")
+    assert seen.stdout.splitlines()[-1] == f"hosts.yaml: host {NAME}, gpus 2"
     assert seen.stdout.splitlines()[:2] == [
         "0  NVIDIA L4, 22 GiB, driver 550.54: run tiny-0123abcd",
         "1  NVIDIA L4, 22 GiB, driver 550.54: root (8.8 GiB)",
@@ -316,6 +385,7 @@ def test_a_name_that_is_no_host_is_refused(name: str) -> None:
 
 def test_a_colab_session_is_a_host() -> None:
     assert Host("colab:run1").words == ("--", "root@colab-run1")
+    assert 'ProxyCommand="colab ssh --proxy-mode -s run1"' in Host("colab:run1").ssh_text
     assert Host("colab:2222").words == ("-p", "2222", "--", "colab")
     assert host_and_run("colab:run1:train") == ("colab:run1", "train")
     assert host_and_run("ssh://colab:run1/~/launch/runs/train-1") == ("colab:run1", "train-1")

@@ -7,6 +7,8 @@ import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
+from msgspec import to_builtins
+
 from launcher import catalog
 from launcher.catalog.offers import MODELS, OfferQuery, offers
 from launcher.cli.help_page import COST, MACHINE, OUTPUT, WHERE, option
@@ -93,8 +95,10 @@ def show_host(name: str, output_format: Output) -> None:
     from launcher.remote.agent import Agent
     from launcher.remote.connection import connect_to
     from launcher.services.hosts.arrival import used_by
+    from launcher.spec.hosts_file import read_hosts
 
-    facts = Agent(connect_to(name)).call("describe")
+    entry: dict[str, Any] = to_builtins(read_hosts(os.environ).entry(name))
+    facts = {**Agent(connect_to(name)).call("describe"), **({"hosts.yaml": entry} if entry else {})}
     if output_format is not Output.text:
         printed(facts, output_format)
         return
@@ -104,6 +108,8 @@ def show_host(name: str, output_format: Output) -> None:
     if not facts["gpus"]:
         print(f"no GPU: {facts['gpu_problem']}")
     print(f"{facts['free_gb']:.0f} GB of disk are free")
+    if entry:
+        print("hosts.yaml: " + ", ".join(f"{field} {value}" for field, value in entry.items()))
 
 
 def query_of(

@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: Typer would compile the annotations at every start, twice.
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,8 @@ from launcher.errors import UsageError, refuse_with
 def on(
     ctx: typer.Context,
     host: Annotated[
-        str, typer.Argument(metavar="HOST", help="A host of ~/.ssh/config, USER@HOST[:PORT], or colab:NAME.")
+        str,
+        typer.Argument(metavar="HOST", help="A host of ~/.ssh/config or hosts.yaml, USER@HOST[:PORT], or colab:NAME."),
     ],
     spec: Annotated[
         Path | None, typer.Argument(metavar="[SPEC]", help="The job's YAML file; default: the built-in job.")
@@ -48,10 +50,13 @@ def on(
     from launcher.plan.on_host import on_host
     from launcher.remote.connection import Connection, Host, connect_to
     from launcher.services.hosts.environment import packages_of
+    from launcher.spec.hosts_file import read_hosts
 
     flags = flags_of(ctx)
     if host.endswith((".yaml", ".yml")):
         raise UsageError(f"{host} is a spec, not a host", f"Name the host first: launch on HOST {host}")
+    hosts = read_hosts(os.environ)
+    named_python = python or hosts.entry(host).python or ""
     _ = Host(host).words  # raises UsageError for a name that is no host, also in a dry run
     of_cloud = {f"--{name}": getattr(flags, name) for name in ("spot", "region", "zone", "provisioning", "flex_start")}
     hint = "Remove it: a host has neither regions nor provisioning."
@@ -67,7 +72,7 @@ def on(
         flags = flags._replace(run_id=resume)
     if (flags.nodes or 1) > 1:
         raise UsageError("launch on runs a job on one host", "Remove --nodes; several hosts are not supported yet.")
-    inputs = gather("local", spec, flags, docker=True)
+    inputs = gather("local", spec, flags, more=hosts.defaults(host), docker=True)
     if inputs.spec.machine.nodes > 1:
         raise UsageError("launch on runs a job on one host", "Set --nodes 1; several hosts are not supported yet.")
 
@@ -79,10 +84,12 @@ def on(
                 host,
                 inputs.located.spec.output or "runs",
                 code=inputs.context.code.digest,
-                python=python or "",
-                packages={} if python else packages_of(inputs),
+                python=named_python,
+                packages={} if named_python else packages_of(inputs),
                 gpus=0 if cpu else local.machine.gpus,
                 price=inputs.spec.limits.price,
+                price_source=inputs.located.place("limits.price"),
+                is_colab=bool(Host(host).session),
                 usd_limit=inputs.spec.limits.usd,
             )
 
