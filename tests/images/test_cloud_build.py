@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import io
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
@@ -22,7 +20,7 @@ from msgspec.structs import replace
 
 from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised, UsageError
-from launcher.images.cloud_build import Sent, build, build_request, send_source
+from launcher.images.cloud_build import Sent, build, build_request
 from launcher.images.source_files import File, Source
 from launcher.plan.model import Image
 from launcher.testing.clock import FakeClock
@@ -275,16 +273,6 @@ def test_ctrl_c_cancels_our_build_alone(cloud: GoogleCloud, launch: Launch, cloc
     assert cloud.builds._shown(build_id).status == 7  # CANCELLED
 
 
-def test_ctrl_c_when_cancelling_fails_says_how(cloud: GoogleCloud, launch: Launch) -> None:
-    cloud.faults.add(Fault("cloudbuild.projects.locations.builds.cancel", Status(403, message="Not you")))
-    launch.interrupted_at = ": queued"
-    with pytest.raises(KeyboardInterrupt):
-        launch.build()
-    [build_id] = cloud.builds.builds
-    cancel = f"gcloud builds cancel {build_id} --project=my-project --region=global"
-    assert launch.said[-1] == f"Cloud Build: Not you; to cancel it: {cancel}"
-
-
 def test_ctrl_c_while_it_is_submitted(cloud: GoogleCloud, launch: Launch, clock: FakeClock) -> None:
     def interrupt(_seconds: float) -> None:
         raise KeyboardInterrupt
@@ -455,26 +443,6 @@ def test_a_token_that_ends_before_the_build_does(cloud: GoogleCloud, launch: Lau
         launch.build()
     assert raised.value.hint.startswith("gcloud auth application-default login")
     assert raised.value.hint.endswith("it continues to follow the same build.")
-
-
-def test_a_login_without_a_project_of_its_own(cloud: GoogleCloud, launch: Launch) -> None:
-    said = (
-        "Your application is authenticating by using local Application Default Credentials. The "
-        "cloudbuild.googleapis.com API requires a quota project, which is not set by default."
-    )
-    cloud.faults.add(Fault(LIST, Status(403, message=said, info="SERVICE_DISABLED")))
-    with pytest.raises(NotAuthorised, match=r"\ngcloud auth application-default set-quota-project my-project$"):
-        launch.build()
-
-
-def test_no_room_to_pack_the_source(cloud: GoogleCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(shutil, "copyfileobj", full)
-    with pytest.raises(LaunchError, match=r"can't be packed in \S+: No space left on device\nSet TMPDIR"):
-        send_source(io.BytesIO(b"source"), f"gs://{BUCKET}", print)
-    assert not cloud.objects.buckets[BUCKET]
 
 
 def test_code_that_was_hashed_does_not_travel(cloud: GoogleCloud, launch: Launch) -> None:

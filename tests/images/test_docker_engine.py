@@ -152,17 +152,6 @@ def test_known_errors_have_a_hint(double: scripted_engine.Engine, engine: Engine
         assert hint in error.value.hint
 
 
-def test_a_conflict_is_of_the_requirements_even_if_an_index_is_away(
-    double: scripted_engine.Engine, engine: Engine
-) -> None:
-    away = "WARNING: Retrying: Failed to establish a new connection: Temporary failure in name resolution\n"
-    output = stream(away, "ERROR: ResolutionImpossible: for help visit https://pip.pypa.io\n")
-    double.says("POST", "/build", failing(*output, failed("returned a non-zero code: 1")))
-    with pytest.raises(EngineError) as error:
-        build(engine)
-    assert "image.requirements" in error.value.hint
-
-
 def test_an_error_of_a_step_without_a_remedy_has_no_hint(double: scripted_engine.Engine, engine: Engine) -> None:
     said = stream("Step 1/2 : RUN a", "\n", "output of another step\n", "Step 2/2 : COPY a b", "\n")
     double.says("POST", "/build", Answer(events=[*said, failed("COPY failed: no a")]))
@@ -297,17 +286,6 @@ def test_something_that_listens_and_is_no_engine(double: scripted_engine.Engine)
         Engine.connect({"DOCKER_HOST": double.host})
 
 
-def test_the_usual_socket_is_asked_where_nothing_else_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, double: scripted_engine.Engine
-) -> None:
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    monkeypatch.setattr("docker.constants.DEFAULT_UNIX_SOCKET", f"http+{tmp_path}")
-    monkeypatch.setattr("docker.ContextAPI.kwargs_from_context", lambda environment: {"base_url": environment["WHERE"]})
-    engine = Engine.connect({"WHERE": double.host})
-    engine.api.close()
-    assert double.asked[0].path == "/version"
-
-
 def test_without_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "docker", None)
     with pytest.raises(EngineError, match="Docker's SDK is not installed") as error:
@@ -395,17 +373,6 @@ def test_a_pull_by_digest_tells_what_is_downloaded(double: scripted_engine.Engin
     engine.pull(f"localhost:5055/team/train@{DIGEST}", lambda *layer: told.append(layer))
     assert told == [("layer a", 5, 9), ("layer a", 9, 9)]
     assert double.asked[-1].query == {"fromImage": "localhost:5055/team/train", "tag": DIGEST}
-
-
-def test_has_and_tag(double: scripted_engine.Engine, engine: Engine) -> None:
-    assert engine.has(BASE) == f"sha256:{BASE}"
-    assert engine.has(TAG) is None
-    double.says("POST", f"/images/{BASE}/tag", Answer(201))
-    engine.tag(BASE, TAG)
-    assert double.asked[-1].query["repo"] == "localhost:5055/team/train"
-    assert double.asked[-1].query["tag"] == "1"
-    with pytest.raises(EngineError, match=f"{TAG} can't be named {BASE}: No such image"):
-        engine.tag(TAG, BASE)
 
 
 def test_a_push_that_ends_too_early_is_no_success(double: scripted_engine.Engine, engine: Engine) -> None:

@@ -17,7 +17,7 @@ import pytest
 from launcher.cli.ui.event_printer import EVERY_SECONDS, EventPrinter, progress_text
 from launcher.diagnosis import Diagnosis
 from launcher.jobs.job import Job
-from launcher.runs.driver import AttemptFailed, AttemptStarted
+from launcher.runs.driver import AttemptFailed
 from launcher.runs.logs.line import Line
 from launcher.runs.metrics.progress import Progress
 from launcher.runs.watch import LinesPrinted, Note, OutageEnded, OutageStarted, ProgressUpdated, StateChanged
@@ -90,23 +90,6 @@ def test_the_last_progress_line_stays_and_output_continues_below(monkeypatch: py
     tell.close()
     print("error: something", file=sys.stderr)
     assert terminal.rows == ["TIME  step 400 of 400", "error: something", ""]
-
-
-def test_the_next_attempt_has_no_progress_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = shown_on(monkeypatch)
-    tell = EventPrinter(None)
-    tell(went(120))
-    tell(
-        AttemptFailed(
-            job=JOB, number=1, diagnosis=Diagnosis(scope="region", kind="stockout", cause="no room", fix="Try more.")
-        )
-    )
-    tell(AttemptStarted(job=JOB, number=12, created=False))
-    tell(printed("a line"))
-    assert terminal.rows[:4] == ["ended     no room", "          Try more.", "TIME  step 120 of 400", terminal.rows[3]]
-    assert terminal.rows[3].startswith("attempt   12: standard in us-central1, ")
-    assert terminal.rows[3].endswith(" (already exists)")
-    assert terminal.rows[-2:] == ["[workerpool0-0] a line", ""]
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from launch_train import runfolder
 from launch_train.common.storage import LocalFolder, open_storage
 from launch_train.monitoring.alerts import Alert
 from launcher.cli.commands.metrics import event_texts
-from launcher.cli.ui.gpu_monitor import gpu_lines, labelled_gpu_lines
-from launcher.runs.metrics.gpu_nodes import ALL, EACH, Node, newest, nodes, read_nodes
+from launcher.cli.ui.gpu_monitor import gpu_lines
+from launcher.runs.metrics.gpu_nodes import Node, newest, nodes, read_nodes
 from tests.cli.cloudjobs import Job
 from tests.command import launch
 
@@ -32,17 +32,6 @@ def _gpu(gpu: dict[str, Any]) -> Any:
     """At each look: an Xid is there at the last one alone."""
     usual = {"gpu": 0, "util": 0.97, "memory_gb": 60.0, "temp_c": 61, "power_w": 653.0, "throttle": []}
     return lambda n: usual | {name: value for name, value in gpu.items() if name != "xid" or n == 12}
-
-
-def test_the_newest_parts_of_the_newest_start() -> None:
-    names = [runfolder.monitor_part(1, generation, 0, part) for generation in (0, 1) for part in range(30)]
-    assert newest(reversed(names)) == [runfolder.monitor_part(1, 1, 0, part) for part in range(30 - EACH, 30)]
-    fewer = [runfolder.monitor_part(1, 0, node, 0) for node in (0, 1)] + [runfolder.monitor_part(1, 1, 0, 0)]
-    assert newest(fewer) == fewer[2:], "what the start before it wrote is history"
-    many = [runfolder.monitor_part(1, 0, node, part) for node in range(100) for part in range(3)]
-    assert newest(many) == [runfolder.monitor_part(1, 0, node, 2) for node in range(100)]
-    assert len(newest(runfolder.monitor_part(1, 0, node, part) for node in range(8) for part in range(30))) == ALL
-    assert newest([]) == newest(["monitor/notes.txt"]) == []
 
 
 def test_a_healthy_node_is_one_sentence() -> None:
@@ -83,18 +72,6 @@ def test_the_worst_of_many_nodes_are_shown() -> None:
     assert [line.partition(",")[0] for line in shown[:4]] == ["node 2", "node 5", "node 4", "node 3"]
     assert shown[4:] == ["and 2 more nodes", "node 2: GPU 0 is throttled"]
     assert [*gpu_lines([Node(0, 60.0, 0, {"cpu_mean": 1.0})])] == [], "without GPUs there is nothing to say of them"
-
-
-def test_problems_of_the_host_have_their_own_label() -> None:
-    host = {"ram_gb": 99.0, "ram_limit_gb": 100.0, "disk_free_gb": 1.0, "disk_gb": 100.0}
-    samples = "".join(json.dumps({"time": 1.7e9 + n, "host": host, "gpus": []}) + "\n" for n in range(3)).encode()
-    found = nodes({runfolder.monitor_part(1, 0, node, 0): samples for node in (0, 1)})
-    text = "node 0: the disk is nearly full: 1.0 of 100.0 GB free"
-    assert [label for label, _ in labelled_gpu_lines(found)] == ["memory", "disk", "memory", "disk"]
-    assert [*labelled_gpu_lines(found)][1] == ("disk", text)
-    assert found[0].to_dict()["wrong"][1] == text
-    busy = Node(0, 60.0, 8, {"gpu_util_mean": 0.9})
-    assert [label for label, _ in labelled_gpu_lines([busy, busy])] == ["GPUs", ""]
 
 
 def test_each_event_is_printed_once() -> None:

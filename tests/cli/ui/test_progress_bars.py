@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-import threading
-import time
 
 import pytest
 
@@ -41,33 +39,3 @@ def test_bars_end_full_and_let_lines_through(monkeypatch: pytest.MonkeyPatch) ->
     assert "launch: appending [the code]\n" in text
     assert "still [here]" in text
     assert "10.0/10.0 kB" in text
-
-
-def test_the_bars_of_layers_that_begin_at_once_are_one_display(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = []
-
-    class Display:
-        def __init__(self) -> None:
-            begun.append(self)
-            time.sleep(0.05)  # as long as rich takes to be loaded
-
-        def add_task(self, name: str, total: int) -> str:
-            return name
-
-        def update(self, task: str, completed: int, total: int) -> None:
-            pass
-
-        def start(self) -> None:
-            pass
-
-        def stop(self) -> None:
-            pass
-
-    monkeypatch.setattr("launcher.cli.ui.progress_bars.bars", Display)
-    with Bars() as shown:
-        threads = [threading.Thread(target=shown.layer, args=(name, 1, 2)) for name in "abc"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(begun) == 1

@@ -15,7 +15,6 @@ from launch_train.common.storage import LocalFolder
 from launch_train.runfolder.run import read_run
 from launcher.cli.ui.keys import single_keys
 from launcher.cli.ui.watch_page import screen
-from launcher.errors import LaunchError
 from launcher.jobs.job import Job
 from launcher.runs.logs.line import Line
 from launcher.runs.metrics.gpu_nodes import Node
@@ -75,30 +74,10 @@ def test_one_run(view: RunView) -> None:
     assert "█" in next(line for line in text.splitlines() if line.startswith("loss"))
 
 
-def test_several_runs_share_the_screen(view: RunView) -> None:
-    views = [view._replace(id=f"run-{n}") for n in range(5)]
-    lines = shown(views, message="Cancel run-0? Press y to cancel it.")
-    assert [line.partition("  ")[0] for line in lines if line.startswith("[") and "run" in line[:9]] == [
-        f"[{n + 1}] run-{n}" for n in range(5)
-    ]
-    assert "── output of run-0 " in "\n".join(lines)
-    assert lines[-2] == "Cancel run-0? Press y to cancel it."
-
-
 @pytest.mark.parametrize(("width", "height"), [(40, 12), (200, 60), (20, 5)])
 def test_other_sizes(view: RunView, width: int, height: int) -> None:
     shown([view], width, height)
     shown([view, view, view], width, height)
-
-
-def test_what_is_not_known_yet(view: RunView) -> None:
-    assert "connecting" in shown([RunView("run-1")])[0]
-    here = Job(name="/runs/run-1", region="local", state="INTERRUPTED", created=1.0)
-    assert "run-1  interrupted  this machine" in shown([RunView("run-1", here)])[0]
-    failed = RunView("run-1", is_over=True, error=LaunchError("access was withdrawn"))
-    assert "access was withdrawn" in "\n".join(shown([failed]))
-    odd = view._replace(newest_rows=[{"step": 1, "loss": None, "nonfinite": {"loss": "nan"}}])
-    assert "nan" in "\n".join(shown([odd]))
 
 
 def test_the_terminal_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:

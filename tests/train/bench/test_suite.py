@@ -24,7 +24,6 @@ from launch_train.bench import measure
 from launch_train.bench.figures import PARTS, BenchFigure, Measured
 from launch_train.bench.verdict import Report
 from launch_train.common import contract
-from launch_train.common.config import Gpt, ResNet
 from launch_train.common.errors import OutputError, UnfitError, UsageError
 from launch_train.distributed.process_group import Ranks
 
@@ -48,20 +47,6 @@ def by_name(figures: list[BenchFigure]) -> dict[str, float]:
 # --- The parts --------------------------------------------------------------------------------------------------------
 
 
-def test_repeats_fit_the_budget_within_bounds() -> None:
-    assert [measure.repeats(each, 1.0) for each in (0.1, 1e-5, 5.0, 0.0)] == [
-        10,
-        measure.MOST,
-        measure.FEWEST,
-        measure.MOST,
-    ]
-
-
-def test_the_clock_gives_the_median_of_the_repeats() -> None:
-    naps = iter([0.0, 0.02, 0.02, 0.02, 0.3])  # two to warm up, and one that was disturbed
-    assert 0.02 <= measure.median_seconds(lambda: time.sleep(next(naps)), CPU, 0.02) < 0.1
-
-
 def test_products_and_copies_on_a_cpu() -> None:
     products = by_name(measure.matrix_products(CPU, 0.01, host=True, size=128))
     assert list(products) == ["matmul fp32", "matmul bf16"]
@@ -79,29 +64,9 @@ def test_a_products_operations_are_counted_right(monkeypatch: pytest.MonkeyPatch
     assert [copy.value, triad.value] == pytest.approx([2 * 4000 / 1e-3 / 1e9, 3 * 4000 / 1e-3 / 1e9])
 
 
-def test_tf32_is_switched_for_the_product_alone() -> None:
-    with measure.tf32_products(True):
-        assert torch.get_float32_matmul_precision() == "high"
-        with measure.tf32_products(False):
-            assert torch.get_float32_matmul_precision() == "highest"
-        assert torch.get_float32_matmul_precision() == "high"
-
-
 def test_the_bus_bandwidth_of_an_all_reduce_is_nccl_tests() -> None:
     assert [measure.bus_bytes(1000, ranks) for ranks in (2, 8)] == [1000, 1750]
     assert measure.all_reduce(Ranks(), (1,), 0.01) == []
-
-
-@pytest.mark.parametrize(("device", "megabytes"), [("cpu", 64), ("cuda", 512)])
-def test_a_gpus_link_carries_more_than_the_host_takes_to_start_it(
-    monkeypatch: pytest.MonkeyPatch, device: str, megabytes: int
-) -> None:
-    def noted(_: Ranks, count: int) -> torch.Tensor:
-        raise UnfitError(f"{4 * count >> 20} MB")
-
-    monkeypatch.setattr(measure, "shared_buffer", noted)
-    with pytest.raises(UnfitError, match=f"^{megabytes} MB$"):
-        measure.all_reduce(Ranks(world=2, device=torch.device(device)), measure.QUICK_SIZES, 0.1)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
@@ -125,58 +90,6 @@ def test_in_the_ring_of_a_node_each_rank_receives_what_another_sends(
     assert len(sent) == (size if size > 1 else 0)
 
 
-def test_mixed_precision_against_fp32_on_a_real_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = measure.Trial("GPT", Gpt(n_layer=1, n_head=2, n_embd=16, block_size=16), 2)
-    monkeypatch.setattr(measure, "trials", lambda memory_gb, quick: [small] if quick and memory_gb is None else [])
-    found = by_name(measure.training_steps(CPU, 0.05, quick=True))
-    assert list(found) == ["GPT fp32", "GPT bf16", "GPT bf16/fp32"]
-    assert found["GPT bf16/fp32"] == pytest.approx(found["GPT bf16"] / found["GPT fp32"])
-    assert all(value > 0.01 for value in found.values())
-
-
-def test_what_is_mixed_and_tried_depends_on_the_gpu() -> None:
-    assert [measure.mixed_precision(of).name for of in (None, (6, 0), (7, 5), (9, 0))] == [
-        "bf16",
-        "fp16",
-        "fp16",
-        "bf16",
-    ]
-    assert [trial.batch for trial in measure.trials(80.0, quick=False)] == [32, 128]
-    assert [trial.batch for trial in measure.trials(16.0, quick=True)] == [4]
-    small = measure.Trial("ResNet-50", ResNet(image_size=32, width=4, num_classes=10), 2)
-    measure.training_step(small, measure.mixed_precision(None), CPU)()
-
-
-def test_photographs_are_decoded_by_workers() -> None:
-    data = measure.Photographs(measure.make_photograph())
-    assert len(data._jpeg) > 50_000
-    assert (data[3].shape, data[3].dtype) == ((3, 224, 224), torch.float32)
-    assert not torch.equal(data[3], data[4])
-    assert all(1 < measure.loading_rate(data, workers, 0.1) < 1e5 for workers in (0, 1))
-
-
-def test_photographs_are_decoded_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[int] = []
-
-    def rate(*_: object) -> float:
-        used.append(torch.get_num_threads())
-        return 1.0
-
-    monkeypatch.setattr(measure, "loading_rate", rate)
-    with measure.cpu_threads(3):
-        measure.data_loading(0.0, quick=True)
-        assert torch.get_num_threads() == 3
-    assert set(used) == {1}
-
-
-@pytest.mark.parametrize(
-    ("most", "quick", "counts"),
-    [(1, False, (0, 1)), (2, True, (0, 2)), (6, False, (0, 1, 2, 4, 6)), (96, False, (0, 1, 2, 4, 8, 16))],
-)
-def test_numbers_of_workers(most: int, quick: bool, counts: tuple[int, ...]) -> None:
-    assert measure.worker_counts(quick, most) == counts
-
-
 def test_a_part_that_fails_is_noted_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> list[BenchFigure]:
         raise RuntimeError("CUDA out of memory.\n  Tried to allocate 512 MiB")
@@ -186,11 +99,6 @@ def test_a_part_that_fails_is_noted_and_the_others_go_on(monkeypatch: pytest.Mon
     (found,) = measure.measure_all(Ranks(), ["memory", "host", "allreduce"], quick=True, env={}, say=heard.append)
     assert found.troubles == (("memory", "CUDA out of memory. Tried to allocate 512 MiB"),)
     assert (heard, list(found.seconds)) == (["memory", "host", "allreduce"],) * 2
-
-
-@pytest.mark.parametrize(("text", "link"), [("4, 16\n", (4, 16)), ("[N/A], [N/A]\n", None), ("", None)])
-def test_what_nvidia_smi_says_of_the_link(text: str, link: tuple[int, int] | None) -> None:
-    assert measure.parse_link(text) == link
 
 
 # --- The command line -------------------------------------------------------------------------------------------------

@@ -171,21 +171,3 @@ def test_a_run_reads_text_from_a_bucket() -> None:
     assert source.facts["data_bytes"] == 3800
     with pytest.raises(UsageError, match=r"does not exist"):
         open_data(parse({"data": "gs://my-bucket/texts"}), Ranks())
-
-
-def test_a_list_of_several_pages(cloud: GoogleCloud) -> None:
-    for number in range(1100):
-        cloud.objects.put("my-bucket", f"many/{number:04}", b"")
-    cloud.requests.clear()
-    found = Objects("gs://my-bucket").objects("many/")
-    assert [one.name for one in found] == [f"many/{number:04}" for number in range(1100)]
-    assert asked(cloud) == ["list", "list"]
-
-
-def test_what_was_stopped_asks_for_no_further_part(cloud: GoogleCloud) -> None:
-    folder, sink = Objects("gs://my-bucket"), io.BytesIO()
-    (one,) = folder.objects("images/a/1.jpg")
-    folder.stopped = True
-    with pytest.raises(OutputError, match=r"images/a/1.jpg: download cancelled"):
-        folder.fetch(one, sink)
-    assert asked(cloud) == ["list"]

@@ -17,9 +17,8 @@ import pytest
 import torch
 
 from launch_train.common.config import Loader
-from launch_train.common.errors import OutOfMemoryError, TrainError, UsageError
+from launch_train.common.errors import TrainError, UsageError
 from launch_train.data import cuda_prefetcher
-from launch_train.data.batch import move_to
 from launch_train.data.cuda_prefetcher import CudaPrefetcher
 from launch_train.data.loader import BatchLoader
 from launch_train.data.map_dataset import Samples
@@ -28,7 +27,7 @@ from launch_train.data.sample_order import share
 from launch_train.data.synthetic import SyntheticImages, SyntheticTokens
 from launch_train.data.text import Text
 from launch_train.data.user_dataset import UserDataset, seeded
-from launch_train.data.workers import BatchKey, BatchOrder, Pool, PreparedBatch, WorkerDataset
+from launch_train.data.workers import BatchKey, Pool, WorkerDataset
 from tests.train.data.corpora import byte_corpus
 
 CPU = torch.device("cpu")
@@ -196,18 +195,6 @@ def test_a_dataset_that_cannot_be_pickled_is_read_in_this_process(capsys: pytest
         assert line.startswith(f"loader: the dataset can't be sent to a worker process: {reason}")
 
 
-def test_a_gpu_that_is_full_is_not_taken_for_a_process_that_died() -> None:
-    def copied(made: PreparedBatch) -> PreparedBatch:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    pool = Pool(WorkerDataset(source(Numbers()), slice(0, 4)), 1, 1, ahead=lambda batches, wanted: map(copied, batches))
-    try:
-        with pytest.raises(OutOfMemoryError, match="no memory for the next batch on the GPU: CUDA out of memory"):
-            pool.get(BatchKey(1))
-    finally:
-        pool.close()
-
-
 class Counted(Numbers):
     """It notes what it was asked for."""
 
@@ -319,28 +306,6 @@ def test_what_is_quickly_made_is_made_here() -> None:
     assert batch_loader.waited() > 0
     assert batch_loader.waited() == 0
     batch_loader.close()
-
-
-@pytest.mark.parametrize(("device", "waits"), [("cuda", False), ("cpu", True), ("mps", True)])
-def test_only_a_copy_to_an_nvidia_gpu_is_not_waited_for(
-    device: str, waits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The way back to the host, or to a Mac's GPU, would give numbers that haven't come yet."""
-    said: list[bool] = []
-    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, _to, non_blocking: said.append(not non_blocking))
-    move_to({"x": torch.zeros(1)}, torch.device(device))
-    assert said == [waits]
-
-
-def test_the_order_of_a_plan() -> None:
-    plan = BatchOrder()
-    assert [next(plan) for _ in range(3)] == [BatchKey(1), BatchKey(2), BatchKey(3)]
-    assert not plan.ensure(BatchKey(2))
-    assert not plan.ensure(BatchKey(0, 2))
-    assert [next(plan) for _ in range(3)] == [BatchKey(0, 2), BatchKey(1, 2), BatchKey(4)]
-    assert plan.ensure(BatchKey(7))
-    assert [plan.wants(key) for key in (BatchKey(3), BatchKey(0, 2), BatchKey(0, 2))] == [False, True, False]
-    assert next(plan) == BatchKey(7)
 
 
 @pytest.mark.gpu

@@ -5,10 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from hypothesis import strategies as st
 
 from launch_train.common.config import parse
 from launch_train.common.errors import UnfitError, UsageError
-from launch_train.data import open_data, token_file
+from launch_train.data import open_data
 from launch_train.data import tokenize as made
 from launch_train.data.masked_lm import Masked, MaskingRule, bits, hide
 from launch_train.data.sample_order import MASK, share
@@ -157,20 +155,6 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path, cache: Path) -> Non
     inputs, targets = Text(corpus, 4, 1, 2, CPU).train(1, slice(0, 2))
     assert inputs.dtype == targets.dtype == torch.int64
     assert set(inputs.flatten().tolist()) == {0xE9, 0x1F600}
-
-
-def test_progress_is_printed_every_ten_seconds(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = iter([0.0, 1.0, 11.0, 12.0, 22.0])
-    monkeypatch.setattr(token_file, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    monkeypatch.setattr(made.batches, "__defaults__", (1,))
-    (tmp_path / "a.jsonl").write_text('{"text": "to be or not to be"}\n' * 4)
-    token_corpus(str(tmp_path / "a.jsonl"), CHARACTERS, cache)
-    assert capsys.readouterr().out.splitlines() == [
-        "tokens: 2.0 documents, 36.0B (0.2 documents/s, 3.3B/s)",
-        "tokens: 4.0 documents, 72.0B (0.2 documents/s, 3.3B/s)",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -394,29 +378,3 @@ def test_bert_reads_bytes_with_a_mask_beyond_them() -> None:
     assert (synthetic.vocab_size, int(synthetic.train(1, slice(0, 24))[0].max())) == (320, 319)
     with pytest.raises(UsageError, match=r"bytes has 257 tokens, the mask included; the model's vocab_size, 256"):
         open_data(parse({"model": {"name": "bert", "vocab_size": 256}, "data": __file__}), Ranks())
-
-
-def test_a_model_of_others_needs_a_block_size(tmp_path: Path) -> None:
-    (tmp_path / "text").write_bytes(b"to be or not to be " * 100)
-    config = {"model": "hf:llama", "data": {"path": str(tmp_path / "text")}}
-    with pytest.raises(UsageError, match=r"block_size \(tokens per sample\) is required"):
-        open_data(parse(config), Ranks())
-    config["data"]["block_size"] = 32  # type: ignore[index]  # it is a mapping here
-    assert open_data(parse(config), Ranks()).train(1, slice(0, 24))[0].shape == (24, 32)
-    config["model"] = {"name": "hf:bert", "task": "masked-lm"}
-    assert (open_data(parse(config), Ranks()).train(1, slice(0, 24))[1] == IGNORED).any()
-
-
-@pytest.mark.parametrize("tokenized", [True, False])
-def test_text_that_can_not_be_read_is_not_blamed_on_the_cache(
-    tmp_path: Path, cache: Path, tokenized: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"to be " * 100, mtime=0))
-
-    def refuse(path: Path, mode: str) -> Any:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(gzip, "open", refuse)
-    work = partial(token_corpus, tokenizer=CHARACTERS) if tokenized else byte_corpus
-    with pytest.raises(UsageError, match=r"^data: .*a.txt.gz can't be read: Permission denied$"):
-        work(str(tmp_path / "a.txt.gz"), cache=cache)

@@ -16,8 +16,7 @@ from launch_train.common.storage import open_storage
 from launch_train.data import open_data
 from launch_train.data.sample_order import share
 from launch_train.data.source import Source
-from launch_train.data.token_file import Shard, Windows, split
-from launch_train.data.token_shards import holding
+from launch_train.data.token_file import Shard
 from launch_train.distributed.process_group import Ranks
 from launcher.testing.googlecloud import GoogleCloud
 
@@ -94,18 +93,6 @@ def test_many_shards_are_one_order_that_depends_on_seed_and_step_alone(tmp_path:
     assert {int(token) // 1000 for token in source.held_out(0, 1, slice(0, 8))[0].flatten()} == {4}
 
 
-def test_windows_are_numbered_shard_by_shard(tmp_path: Path) -> None:
-    path = nanogpt(tmp_path / "a.bin", range(30))
-    shards = [Shard(path, 4, "uint16"), Shard(path, 2, "uint16", 20), Shard(path, 5, "uint16", 40)]
-    windows = Windows(shards, 3)
-    assert len(windows) == 2 + 0 + 3
-    assert windows.rows(np.array([4, 0, 1, 2])).tolist() == [[22, 23, 24], [0, 1, 2], [1, 2, 3], [20, 21, 22]]
-    assert len(Windows([], 3)) == 0
-    before, after = split(shards, 5)
-    assert [(one.length, one.offset) for one in before] == [(4, 0), (1, 20)]
-    assert [(one.length, one.offset) for one in after] == [(1, 22), (5, 40)]
-
-
 def test_a_folder_of_nanogpt_trains_on_train_and_evaluates_on_val(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,15 +105,6 @@ def test_a_folder_of_nanogpt_trains_on_train_and_evaluates_on_val(
     assert source.facts["data_held_out_tokens"] == 100
     assert source.facts["data_tokens"] == 500
     assert "2 of 3 files" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("held_out", ["fineweb_val_000000.bin", "val/0.bin", "edu-valid.bin", "validation_1.bin"])
-def test_names_of_validation_data(tmp_path: Path, held_out: str) -> None:
-    nanogpt(tmp_path / "interval_train_1.bin", [1] * 100)
-    (tmp_path / held_out).parent.mkdir(exist_ok=True)
-    nanogpt(tmp_path / held_out, [2] * 100)
-    source = opened(str(tmp_path))
-    assert set(source.held_out(0, 1, slice(0, 8))[0].flatten().tolist()) == {2}
 
 
 def test_validation_shards_of_ones_choice(tmp_path: Path) -> None:
@@ -240,17 +218,6 @@ def test_shards_too_short_for_a_window(tmp_path: Path) -> None:
         (tmp_path / f"{number}.bin").unlink()
     with pytest.raises(UsageError, match=r"the longest validation file has 8 tokens; block_size 8 needs 9"):
         opened(str(tmp_path))
-
-
-def test_other_files_are_no_shards(tmp_path: Path) -> None:
-    (tmp_path / "weights.bin").write_bytes(b"PK\x03\x04" + bytes(100))
-    (tmp_path / "a.txt").write_text("to be or not to be " * 20)
-    assert holding(str(tmp_path)) == "no"
-    assert opened(str(tmp_path)).facts["data_unit"] == "byte"
-    nanogpt(tmp_path / "b.bin", range(1000))
-    assert holding(str(tmp_path)) == "some"
-    assert holding(str(tmp_path / "b.bin")) == "only"
-    assert holding(str(tmp_path / "none")) == "no"
 
 
 def test_files_are_examined_once_and_again_when_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

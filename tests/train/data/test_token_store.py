@@ -12,15 +12,14 @@ import pytest
 
 import launch_train.data
 from launch_train.common.config import parse
-from launch_train.common.errors import UnfitError, UsageError
+from launch_train.common.errors import UsageError
 from launch_train.common.storage import open_storage
-from launch_train.common.storage.bucket import Objects
 from launch_train.data import gcs_cache, open_data, tokenize
 from launch_train.data.source import Source
 from launch_train.data.token_store import TokenStore
 from launch_train.data.tokenizers import open_tokenizer
 from launch_train.distributed.process_group import Ranks
-from launcher.testing.googlecloud import Fault, GoogleCloud, Status
+from launcher.testing.googlecloud import GoogleCloud
 from tests.train.data.corpora import token_corpus
 from tests.train.material import tokenizer as tokenizer_json
 
@@ -223,35 +222,11 @@ def streamed(tmp_path: Path) -> Iterator[Path]:
     return gcs_cache.stream("gs://my-bucket/text", gcs_cache.list_objects("gs://my-bucket/text"), tmp_path / "cache")
 
 
-def test_a_stream_holds_a_few_files_and_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gcs_cache, "AHEAD", 2)
-    names = []
-    for path in streamed(tmp_path):
-        names.append(path.name)
-        assert path.read_bytes().startswith(b'{"text"')
-        assert len([one for one in (tmp_path / "cache").rglob("*") if one.is_file()]) <= 3
-    assert names == [f"{number}.jsonl" for number in range(6)]
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
 def test_a_stream_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     files = streamed(tmp_path)
     next(files)
     files.close()  # type: ignore[attr-defined]  # a generator
     assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_errors_of_a_stream(cloud: GoogleCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cloud.faults.add(Fault(GET, Status(403), name="text/3.jsonl", times=None))
-    with pytest.raises(UsageError, match=r"^data: .*text/3\.jsonl"):
-        list(streamed(tmp_path))
-    cloud.faults.clear()
-    objects = gcs_cache.list_objects("gs://my-bucket/text")
-    open_storage("gs://my-bucket").write("text/4.jsonl", b"changed")
-    with pytest.raises(UnfitError, match=r"gs://my-bucket/text/4\.jsonl was changed or deleted while it was read"):
-        list(gcs_cache.stream("gs://my-bucket/text", objects, tmp_path / "cache"))
-    assert list((tmp_path / "cache").iterdir()) == []
-    assert Objects("gs://my-bucket").stopped is False
 
 
 # --- Processes ------------------------------------------------------------------------------------------------------

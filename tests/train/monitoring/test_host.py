@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,13 +10,10 @@ from types import SimpleNamespace as Space
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from launch_train.common.cgroup import Cgroup, find_cgroup
 from launch_train.monitoring import host
-from launch_train.monitoring.host import Host, family, open_host, physical
-from launch_train.monitoring.rates import Rates
+from launch_train.monitoring.host import Host, open_host
 
 
 def test_this_machine(tmp_path: Path) -> None:
@@ -101,35 +97,6 @@ def test_rates_and_the_limits_of_a_container(monkeypatch: pytest.MonkeyPatch, tm
     assert (row["net_rx_mbps"], row["net_tx_mbps"]) == (800.0, 0.0), "of both cards, and not of the bridge"
 
 
-def test_a_machine_without_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    here = Host(FakePsutil(), tmp_path, os.getpid(), Cgroup())
-    here.sample()
-    time.sleep(0.001)
-    row = here.sample()
-    assert (row["ram_gb"], row["ram_limit_gb"], row["cpu"]) == (60.0, 100.0, 0.25)
-    monkeypatch.setattr(host, "NETWORKS", tmp_path)
-    assert physical(["lo", "eth0"]) == ["eth0"], "in a container no card has a device"
-
-
-def test_a_disk_that_is_not_there_is_left_out(tmp_path: Path) -> None:
-    assert "disk_gb" not in Host(FakePsutil(), tmp_path / "gone", os.getpid(), Cgroup()).sample()
-
-
-def test_children_and_theirs() -> None:
-    lines = ("import subprocess, sys", "one = subprocess.Popen(['cat'], stdin=subprocess.PIPE)")
-    script = "; ".join((*lines, "print(one.pid, flush=True)", "input()"))
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdout is not None
-        grandchild = int(child.stdout.readline())
-        mine = list(family(os.getpid()))
-        child.communicate("\n")
-    assert mine[0] == os.getpid()
-    assert {child.pid, grandchild} <= set(mine)
-    assert list(family(2**22 + 1)) == [2**22 + 1], "one that has gone has none"
-
-
 def test_the_group_of_version_2(tmp_path: Path) -> None:
     mount = files(tmp_path / "sys/fs/cgroup", cgroup__controllers="cpu memory")
     files(mount / "a", memory__max="max", memory__current="7", cpu__max="max 100000")
@@ -166,25 +133,6 @@ def test_the_groups_of_version_1(tmp_path: Path) -> None:
     assert find_cgroup(tmp_path).cpus == 0.5
 
 
-def test_a_container_that_is_told_the_name_of_its_group_outside(tmp_path: Path) -> None:
-    files(tmp_path / "sys/fs/cgroup/memory", memory__limit_in_bytes="3000", memory__usage_in_bytes="10")
-    files(tmp_path / "proc/self", cgroup="4:memory:/kubepods/pod1/abc\n")
-    assert find_cgroup(tmp_path).memory_limit == 3000
-
-
 def test_a_machine_without_groups(tmp_path: Path) -> None:
     group = find_cgroup(tmp_path)
     assert (group.memory_limit, group.memory_used(), group.cpus, group.cpu_seconds()) == (None, None, None, None)
-
-
-COUNTERS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 2**40))
-
-
-@given(COUNTERS, COUNTERS)
-def test_rates_are_never_below_zero(first: dict[str, float], second: dict[str, float]) -> None:
-    rates = Rates()
-    assert rates.of(first, 1.0) == {}
-    found = rates.of(second, 3.0)
-    assert found.keys() <= first.keys() & second.keys()
-    assert all(rate >= 0 and rate * 2 == second[name] - first[name] for name, rate in found.items())
-    assert rates.of(second, 3.0) == {}, "no time has passed"

@@ -119,21 +119,6 @@ def test_a_driver_that_hangs_holds_nothing_up(
         released.set()
 
 
-def test_a_driver_that_answers_again_is_asked_again() -> None:
-    answers: list[list[Row] | None] = [None, [{"gpu": 0, "util": 0.5}]]
-
-    def fail_once() -> list[Row] | None:
-        if answers[0] is None and answers.pop(0) is None:
-            raise OSError("it was not to be")
-        return answers[0]
-
-    aside = BoundedCall(fail_once, "gpus")
-    assert aside.call(5) is None
-    assert aside.call(5) == [{"gpu": 0, "util": 0.5}]
-    assert aside.blocked_seconds() == 0.0
-    aside.close()
-
-
 def test_a_host_that_can_not_be_looked_at_leaves_the_gpus() -> None:
     def broken() -> Row:
         raise FileNotFoundError("/proc/diskstats")
@@ -145,41 +130,6 @@ def test_a_host_that_can_not_be_looked_at_leaves_the_gpus() -> None:
     assert [row.keys() for row in rows.rows] == [{"time", "gpus"}] * 2
 
 
-def test_a_disk_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "ANSWER_SECONDS", 0.2)
-    released, rows = threading.Event(), Kept()
-
-    def hang() -> Row:
-        released.wait(60)
-        return {}
-
-    with watching(gpus_of(Device()), host=hang, rows=rows) as watch:
-        watch.sample()
-        began = time.monotonic()
-        watch.close()
-        assert time.monotonic() - began < 10
-        released.set()
-    assert rows.rows[0].keys() == {"time", "gpus"}
-
-
-def test_a_look_that_is_over_too_late_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sink is closed then, and would be opened again."""
-    monkeypatch.setattr(monitor, "ANSWER_SECONDS", 2.0)
-    asked, released, rows = threading.Event(), threading.Event(), Kept()
-
-    def slow() -> Row:
-        asked.set()
-        released.wait(60)
-        return {}
-
-    watch = NodeMonitor(0.001, 0, BoundedCall(slow, "host"), BoundedCall(lambda: None, "gpus"), rows, Sink())
-    assert asked.wait(10)
-    watch.close()
-    released.set()
-    watch._thread.join(10)
-    assert (watch._thread.is_alive(), rows.rows) == (False, [])
-
-
 def test_a_look_that_fails_ends_the_looking_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
     watch = NodeMonitor(
         0.001, 0, BoundedCall(lambda: None, "host"), BoundedCall(lambda: None, "gpus"), Broken(), Sink()
@@ -189,51 +139,11 @@ def test_a_look_that_fails_ends_the_looking_and_nothing_else(capfd: pytest.Captu
     assert "warning: machine monitoring has stopped: OutputError: the disk is full" in capfd.readouterr().err
 
 
-def test_it_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = Kept()
-    watch = NodeMonitor(
-        0.001, 0, BoundedCall(lambda: {"cpu": 0.1}, "host"), BoundedCall(lambda: None, "gpus"), rows, Sink()
-    )
-    until(lambda: len(rows.rows) > 3)
-    watch.close()
-    seen = len(rows.rows)
-    time.sleep(0.02)
-    assert len(rows.rows) == seen, "after the end no more"
-    watch.close()
-
-
-def test_a_short_run_has_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "FIRST_SECONDS", 0.001)
-    rows = Kept()
-    with watching(rows=rows):
-        until(lambda: rows.rows)
-
-
 def test_one_a_node_and_none_for_zero_seconds() -> None:
     assert type(open_monitor(0, {})) is Monitor
     assert type(open_monitor(5, {}, rank=9, local_rank=1)) is Monitor
     assert Monitor().facts() == {}
     Monitor().close()
-
-
-def test_a_run_that_is_over_before_the_first_look_opens_nothing(tmp_path: Path) -> None:
-    watch = open_monitor(60, {"LAUNCH_RUN_FOLDER": str(tmp_path)})
-    watch.close()
-    assert watch.facts() == {}
-    assert not list(tmp_path.iterdir())
-
-
-def test_parts_in_the_run_folder(tmp_path: Path) -> None:
-    env = {"LAUNCH_RUN_FOLDER": str(tmp_path), "LAUNCH_ATTEMPT": "2", "LAUNCH_GENERATION": "1", "LAUNCH_NODE": "3"}
-    watch = open_monitor(0.01, env)
-    until(lambda: watch.facts().get("monitor", {}).get("looks", 0) > 3)
-    began = time.monotonic()
-    watch.close()
-    assert time.monotonic() - began < 10
-    assert LocalFolder(tmp_path).list() == ["monitor/0002-0001-0003-000000.jsonl"], "one part, however many looks"
-    rows = [json.loads(line) for line in LocalFolder(tmp_path).read("monitor/0002-0001-0003-000000.jsonl").splitlines()]
-    assert len(rows) > 3
-    assert {"ram_gb", "cpu", "net_rx_mbps"} <= rows[-1]["host"].keys()
 
 
 def test_a_bucket_that_is_away_does_not_hold_the_end_up(
@@ -284,18 +194,6 @@ def test_a_folder_that_can_not_be_written_ends_the_writing(capfd: pytest.Capture
             watch.sample()
         assert watch.facts()["monitor"]["looks"] == 3
     assert capfd.readouterr().err == "train: warning: machine metrics are no longer written: the disk is full\n"
-
-
-def test_a_run_whose_metrics_are_broken_hears_it_from_them(capfd: pytest.CaptureFixture[str]) -> None:
-    with watching(gpus_of(Device(), xids=[(0, 48)]), events=Broken()) as watch:
-        watch.sample()
-        assert watch.facts()["monitor"]["looks"] == 1
-    assert "Xid 48" in capfd.readouterr().err
-    LazySink(Sink).close()
-    assert LazySink(Sink).flush(0)
-    broken = LazySink(Broken)
-    broken._sink = Broken()
-    broken.close()
 
 
 @pytest.mark.gpu

@@ -43,26 +43,11 @@ def test_what_a_gpu_does_not_say_is_left_out_and_not_asked_again() -> None:
     assert not {"UtilizationRates", "PowerUsage"} & set(nvml.asked)
 
 
-def test_an_error_that_passes_is_asked_again() -> None:
-    device = Device()
-    device.answers["Temperature"] = UNKNOWN
-    gpus = opened(FakeNvml([device]))
-    assert "temp_c" not in gpus.sample()[0]
-    device.answers["Temperature"] = 50
-    assert gpus.sample()[0]["temp_c"] == 50
-
-
 def test_a_gpu_that_is_lost() -> None:
     device = Device(answers=dict.fromkeys(("UtilizationRates", "MemoryInfo", "Temperature"), LOST))
     rows = opened(FakeNvml([Device(), device], xids=[(1, 79)])).sample()
     assert rows[1] == {"gpu": 1, "lost": True}
     assert rows[2] == {"gpu": None, "xid": [79]}, "it can't say any more which one it is"
-
-
-def test_reasons_by_their_names_and_by_the_old_function() -> None:
-    device = Device()
-    device.answers |= {"CurrentClocksEventReasons": NOT_SUPPORTED, "CurrentClocksThrottleReasons": 0x1 | 0x40 | 0x80}
-    assert opened(FakeNvml([device])).sample()[0]["throttle"] == ["idle", "hw_thermal", "hw_power_brake"]
 
 
 def test_counters_become_rates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,17 +72,6 @@ def test_a_gpu_that_tells_no_xids_leaves_those_of_the_others() -> None:
     mute.answers["Events"] = NOT_SUPPORTED
     rows = opened(FakeNvml([mute, Device()], xids=[(1, 79)])).sample()
     assert [row.get("xid") for row in rows] == [None, [79]]
-
-
-def test_an_old_pynvml_says_what_it_can() -> None:
-    """As in images that bring one of their own."""
-    names = ("nvmlDeviceGetCurrentClocksEventReasons", "NVML_FI_DEV_PCIE_COUNT_RX_BYTES", "nvmlDeviceGetTotalEccErrors")
-    device = Device(fields={"PCIE_COUNT_TX_BYTES": 0, "NVLINK_REPLAY_ERROR_COUNT_TOTAL": 3})
-    gpus = opened(FakeNvml([device], missing=names))
-    [row] = gpus.sample()
-    assert (row["util"], row["throttle"], row["nvlink_errors"]) == (0.97, ["sw_power_cap"], 3)
-    assert "ecc_uncorrected" not in row
-    assert gpus.sample()[0]["power_w"] == 653.4
 
 
 def test_xids_since_the_last_look() -> None:

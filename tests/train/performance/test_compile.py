@@ -10,17 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from launch_train import models
 from launch_train.checkpointing import manifest
 from launch_train.common.config import parse
-from launch_train.common.errors import OutputError
 from launch_train.common.storage import LocalFolder
 from launch_train.distributed.process_group import Ranks
 from launch_train.models import gpt
-from launch_train.performance import attention, micro_batch
 from launch_train.performance import compile as compiling
+from launch_train.performance import micro_batch
 from tests.train.trainer.test_determinism import losses
 from tests.train.trainer.test_train import events, read, run, steps
 
@@ -77,15 +75,6 @@ def test_auto_compiles_where_it_can(
     assert planned(Ranks()).mode == "off"
     assert (planned(compile="whole").mode, planned(Ranks(), compile="whole").mode) == ("whole", "whole")
     assert planned(compile=False).choices == (("compile", "false", "set in the spec"),)
-
-
-def test_blocks_that_differ_or_hold_little_are_not_compiled_alone() -> None:
-    resnet = planned(model={"name": "resnet50", "width": 4}, data="synthetic", compile=True)
-    assert resnet.choices == (("compile", "whole", "the model's blocks differ"),)
-    wide = planned(model={**CONFIG["model"], "n_embd": 16, "vocab_size": 10_000}, compile=True)
-    assert wide.choices == (("compile", "whole", "most parameters are outside the blocks"),)
-    single = planned(model={**CONFIG["model"], "n_layer": 1}, compile=True)
-    assert single.choices == (("compile", "whole", "the model has no repeated blocks"),)
 
 
 def test_cuda_graphs_hold_a_whole_pass() -> None:
@@ -286,30 +275,6 @@ def test_another_start_compiles_nothing_again(
     assert compiling.load_cache(LocalFolder(tmp_path / "run"), kept)
 
 
-@pytest.mark.slow
-@pytest.mark.e2e
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_what_was_compiled_for_one_kernel_for_attention_is_not_taken_for_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch 2.13's own key of its caches doesn't hold it."""
-    from torch._dynamo.utils import counters
-
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    query = torch.randn(1, 2, 8, 16, requires_grad=True)
-    made: list[tuple[int, torch.Tensor]] = []
-    for asked in ("math", "flash", "math"):
-        torch._dynamo.reset()
-        counters.clear()
-        with attention.use_kernel(asked, "cpu"):
-            out = torch.compile(nn.functional.scaled_dot_product_attention)(query, query, query, is_causal=True)
-            (grad,) = torch.autograd.grad(out.square().sum(), query)
-        made.append((counters["aot_autograd"]["autograd_cache_hit"], grad))
-    assert [hits for hits, _ in made] == [0, 0, 1]
-    assert torch.equal(made[0][1], made[2][1])
-    assert not torch.equal(made[0][1], made[1][1])
-
-
 @pytest.mark.parametrize("damage", [b"", b"short", bytes(100)])
 def test_what_is_damaged_is_compiled_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: bytes) -> None:
     storage = LocalFolder(tmp_path)
@@ -326,34 +291,3 @@ def test_what_torch_cannot_read_is_compiled_anew(tmp_path: Path) -> None:
     storage = LocalFolder(tmp_path)
     storage.write("compile/a.bin", hashlib.sha256(b"another version").digest() + b"another version")
     assert not compiling.load_cache(storage, "compile/a.bin")
-
-
-def test_a_folder_that_cannot_be_used_ends_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    def fails(*_: Any) -> None:
-        raise OutputError("the bucket is gone")
-
-    monkeypatch.setattr(LocalFolder, "read", fails)
-    monkeypatch.setattr(LocalFolder, "write", fails)
-    monkeypatch.setitem(torch._dynamo.utils.counters["inductor"], "fxgraph_cache_miss", 1)
-    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: (b"made", None))
-    assert not compiling.load_cache(LocalFolder(tmp_path), "compile/a.bin")
-    compiling.save_cache(LocalFolder(tmp_path), "compile/a.bin", Ranks())
-    assert capsys.readouterr().out.count("the bucket is gone") == 2
-    monkeypatch.setattr(torch.compiler, "save_cache_artifacts", lambda: int("torch's own fault"))
-    compiling.save_cache(LocalFolder(tmp_path), "compile/a.bin", Ranks())
-    assert "compiles again: ValueError: invalid literal" in capsys.readouterr().out
-
-
-def test_each_gpu_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L4")
-    model = nn.Linear(2, 2)
-    names = [compiling.cache_name(model, "whole", torch.device("cuda", number)) for number in (0, 1)]
-    assert names[0].removesuffix("-0.bin") == names[1].removesuffix("-1.bin")
-    others = {
-        compiling.cache_name(nn.Linear(2, 3), "whole", torch.device("cpu")),
-        compiling.cache_name(model, "regional", torch.device("cpu")),
-        compiling.cache_name(model, "whole", torch.device("cpu")),
-    }
-    assert len(others) == 3

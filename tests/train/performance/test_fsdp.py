@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,6 @@ from launch_train.common import contract
 from launch_train.common.config import parse
 from launch_train.common.errors import UsageError
 from launch_train.common.storage import LocalFolder
-from launch_train.common.text import si
 from launch_train.data import open_data
 from launch_train.data.loader import BatchLoader
 from launch_train.distributed import dtensor
@@ -176,15 +175,6 @@ def test_a_rank_may_try_a_pass_by_itself(session: Path) -> None:
     assert all(one["before"] == one["after"] == told[0]["before"] for one in told)
 
 
-def test_it_says_what_it_saves(session: Path) -> None:
-    said = choices(session / "fsdp")
-    size = 16 * end(session / "fsdp")["parameters"]
-    assert said["parallel"]["chosen"] == "fsdp"
-    assert f"B of state per rank instead of {si(size)}B" in said["parallel"]["why"]
-    assert said["gradients"]["chosen"] == "once a step"
-    assert "parallel" not in choices(session / "ddp")
-
-
 def choices(folder: Path) -> dict[str, Any]:
     return {one["what"]: one for one in end(folder)["choices"]}
 
@@ -256,29 +246,6 @@ def model() -> nn.Module:
     return models.build_model(parse(CONFIG))
 
 
-def test_no_sync_is_off_again_after_an_error(group: Ranks) -> None:
-    shared = model()
-    fsdp.shard_model(shared, group, FP32, models.blocks(shared), moments=2)
-    modules: list[Any] = [*fsdp.sharded_modules(shared)]
-    assert modules[0] is shared
-    assert len(modules) == 3
-    with pytest.raises(KeyError):
-        _fail_in_no_sync(shared, modules)
-    assert all(syncs(module) for module in modules)
-
-
-def _fail_in_no_sync(shared: nn.Module, modules: Sequence[Any]) -> None:
-    with fsdp.no_sync(shared):
-        assert not any(syncs(module) for module in modules)
-        raise KeyError
-
-
-def syncs(module: Any) -> bool:
-    state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # torch 2.11 has one
-    return all(one.reduce_grads for one in groups)
-
-
 def test_after_an_evaluation_the_outermost_parameters_go_back(group: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """The digest, and whoever asks for parameters, wants the ranks' parts; no rank gathers the whole model for it."""
     shared = model()
@@ -290,15 +257,6 @@ def test_after_an_evaluation_the_outermost_parameters_go_back(group: Ranks, monk
     assert not all(dtensor.is_sharded(one) for one in shared.parameters())
     assert parameters_sha256(shared, Ranks()) == before
     assert all(dtensor.is_sharded(one) for one in shared.parameters())
-
-
-def test_the_memory_to_reserve_is_that_of_the_parts() -> None:
-    """Of a model that is shared out a rank holds a part, and no peer can give it a second try."""
-    plain = model()
-    parameters = sum(one.numel() for one in plain.parameters())
-    assert memory.bytes_to_reserve(plain, optimizer_size=2, buckets=True) == 12 * parameters
-    assert fsdp.state_bytes(plain, moments=2) == 16 * parameters
-    assert memory.halve_for_retry(memory.split_evenly(8, 4, 2), plain, Ranks(world=2))
 
 
 def test_a_shared_out_model_gets_no_second_try(group: Ranks) -> None:

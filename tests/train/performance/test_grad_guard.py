@@ -99,16 +99,6 @@ def test_too_many_in_a_row_end_the_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert [row["step"] for row in steps(rows)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_is_counted_begins_anew_after_a_good_step() -> None:
-    guard = GradGuard(2)
-    bad, good = {"step": 1, "skipped": 1}, {"step": 2}
-    assert guard.check([bad, bad, good, bad, bad]) == [1, 1, 1, 1]
-    other = GradGuard(2)
-    other.load_state_dict(guard.state_dict())
-    with pytest.raises(NonFiniteError):
-        other.check([bad])
-
-
 @pytest.mark.parametrize("masked", [True, False])
 def test_a_mean_over_an_empty_mask_is_named_as_a_cause_where_targets_may_not_count(masked: bool) -> None:
     with pytest.raises(NonFiniteError) as caught:

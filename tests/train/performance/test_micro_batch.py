@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +15,9 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
 from launch_train import models
-from launch_train.checkpointing import manifest as manifests
-from launch_train.checkpointing.manifest import Manifest
-from launch_train.checkpointing.multipart_writer import CheckpointPart
 from launch_train.common.config import parse
 from launch_train.common.decisions import Choice
-from launch_train.common.errors import OutOfMemoryError, UsageError
+from launch_train.common.errors import OutOfMemoryError
 from launch_train.common.storage import LocalFolder
 from launch_train.distributed.process_group import Ranks
 from launch_train.performance import compile as compiling
@@ -91,22 +87,6 @@ def test_the_largest_that_fits_by_a_few_tries(fitting: int) -> None:
     assert len(tried) <= 4
     assert tried[0] == 40
     assert len(set(tried)) == len(tried)
-
-
-@pytest.mark.parametrize(
-    ("start", "fitting", "tries"),
-    [(8, 8, [16, 8]), (8, 16, [16, 32]), (8, 32, [16, 32]), (8, 2, [16, 8, 4, 2]), (32, 32, [32]), (None, 1, [1, 2])],
-)
-def test_the_nearest_that_fits_by_few_tries(start: int | None, fitting: int, tries: list[int]) -> None:
-    tried = list[int]()
-
-    def fits(size: int) -> bool:
-        tried.append(size)
-        return size <= fitting
-
-    assert memory.largest_near([1, 2, 4, 8, 16, 32], start, fits) == fitting
-    assert tried == tries
-    assert memory.largest_near([1, 2], start and 2, lambda size: False) is None
 
 
 def test_a_probe_before_training_leaves_no_trace(
@@ -212,35 +192,6 @@ def test_a_start_begins_with_what_an_earlier_one_came_down_to(tmp_path: Path, as
     assert chosen["micro-batch"] == ("2", "an earlier start ran out of memory")
 
 
-def test_a_scripts_run_folder_is_refused_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the memory is bounded, its manifest is read during setup already."""
-    shard = (CheckpointPart("rank-00000-0000.part", 1, "AAAAAA=="),)
-    about = {"config": {"model": "your own script's"}}
-    manifests.commit(LocalFolder(tmp_path), Manifest(3, "0001-0000", (shard,), about))
-    monkeypatch.setattr(memory, "is_memory_bounded", lambda device: True)
-    with pytest.raises(UsageError, match="another program"):
-        run(tmp_path, {"data": "synthetic", "steps": 2})
-
-
-@pytest.mark.parametrize(
-    "about",
-    [
-        {"config": dict.fromkeys(("model", "data"), "your own script's")},
-        {"config": {}, "micro_batch": "2"},
-        {"config": "none", "micro_batch": 2},
-        {},
-    ],
-)
-def test_a_checkpoint_of_something_else_names_no_micro_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, about: dict[str, Any]
-) -> None:
-    """A run folder of a script: it is refused once the run is set up, on all ranks alike."""
-    storage, config = LocalFolder(tmp_path), parse({"batch_size": 8})
-    manifest = Manifest(3, "1-0", ((),), about)
-    monkeypatch.setattr(warmup, "newest_manifest", lambda found: manifest if found is storage else None)
-    assert warmup._from_checkpoint(config, Ranks(), split_evenly(8, None, 1), storage) is None
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "asked", "expected"),
@@ -276,17 +227,6 @@ def test_a_resumed_run_keeps_its_micro_batch(
     said = capsys.readouterr().out
     assert ("probing again" in said) == (expected == "12")
     assert all(name in said for name in asked)
-
-
-def test_the_smallest_of_what_the_ranks_have_learnt_is_kept(tmp_path: Path) -> None:
-    for size in (8, 4, 16):
-        memory.lower_limit(LocalFolder(tmp_path), size)
-    assert memory.load_limit(LocalFolder(tmp_path)) == 4
-    with ThreadPoolExecutor(8) as ranks:
-        list(
-            ranks.map(lambda size: memory.lower_limit(LocalFolder(tmp_path / "ranks"), size), [7, 3, 9, 2, 8, 5, 6, 4])
-        )
-    assert memory.load_limit(LocalFolder(tmp_path / "ranks")) == 2
 
 
 def test_after_a_try_nothing_holds_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,15 +283,6 @@ def test_memory_that_runs_out_in_a_library_is_the_same(said: str) -> None:
         attempt()
 
 
-def test_other_errors_are_no_lack_of_memory() -> None:
-    with (
-        pytest.raises(RuntimeError, match="shapes cannot"),
-        memory.explain_out_of_memory(Ranks()),
-        memory.unify_out_of_memory(),
-    ):
-        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (cudnn, memory format)")
-
-
 def test_memory_that_runs_out_elsewhere_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def update(_run: Any) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore words")
@@ -359,17 +290,6 @@ def test_memory_that_runs_out_elsewhere_is_told_in_words(tmp_path: Path, monkeyp
     monkeypatch.setattr(train, "optimizer_step", update)
     with pytest.raises(OutOfMemoryError, match=r"rank 0 is out of memory: CUDA out .* 2.00 GiB: use a smaller model"):
         run(tmp_path / "run", {"data": "synthetic"})
-
-
-def test_in_the_warm_up_no_pass_is_done_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def gradients(*_: Any) -> Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(train, "forward_backward", gradients)
-    run_: Any = SimpleNamespace(micro_batches=split_evenly(12, 3, 2), storage=LocalFolder(tmp_path), ranks=Ranks(1, 2))
-    with pytest.raises(OutOfMemoryError, match=r"rank 1 .* micro_batch_size 3, and .*micro_batch_size 1"):
-        train.warm_up_pass(run_, (torch.zeros(6), torch.zeros(6)))
-    assert memory.load_limit(LocalFolder(tmp_path)) == 1
 
 
 def test_a_second_try_that_ddp_refuses_names_both_sizes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

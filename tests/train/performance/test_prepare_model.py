@@ -20,7 +20,7 @@ from launch_train.performance import activation_checkpointing, memory_format, pr
 from launch_train.performance.precision import POLICIES
 from launch_train.trainer.build import set_deterministic
 from tests.train.trainer.test_determinism import losses
-from tests.train.trainer.test_train import read, run, steps
+from tests.train.trainer.test_train import read, steps
 from tests.train.trials import differences, preempted, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -175,21 +175,6 @@ def test_a_run_with_pixels_together_is_the_same_run_when_it_goes_on(tmp_path: Pa
     assert differences(tmp_path / "whole", tmp_path / "parts") == set()
 
 
-def test_a_vocabulary_that_lies_badly_is_mentioned() -> None:
-    bad, good = (parse({"model": {"vocab_size": size}}) for size in (50257, 50304))
-    assert memory_format.vocabulary_choice(bad, GPU) == (
-        "vocabulary",
-        "50257",
-        "50304 would be faster (a multiple of 64)",
-    )
-    assert (
-        memory_format.vocabulary_choice(good, GPU)
-        is memory_format.vocabulary_choice(bad, CPU)
-        is memory_format.vocabulary_choice(parse(RESNET), GPU)
-        is None
-    )
-
-
 # --- DDP --------------------------------------------------------------------------------------------------------------
 
 
@@ -273,12 +258,3 @@ def test_on_two_ranks_every_switch_gives_the_same_losses(switches: Path) -> None
     plain, selective = (losses(switches / name)[:2] for name in ("plain", "selective"))
     assert plain == selective
     assert [len(found) for found in plain] == [4, 1]
-
-
-def test_one_rank_tells_what_it_chose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = run(tmp_path / "run", {"data": "synthetic", "steps": 2, "activation_checkpointing": "full"} | GPT)
-    assert len(steps(rows)) == 2
-    chosen = {one["what"]: one["chosen"] for one in rows[0]["choices"]}
-    said = {"precision": "fp32", "optimizer": "fused AdamW", "activations": "full", "compile": "false"}
-    assert chosen.items() >= said.items()
-    assert "  activations  full: 3 blocks save only their inputs" in capsys.readouterr().out

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch_train.profiling import kernel_categories
 from launch_train.profiling.advice import Setup, explain_analysis, format_verdict
 from launch_train.profiling.bottleneck import CAUSES, Analysis, analyse
 from launch_train.profiling.trace import parse, read
@@ -25,31 +24,6 @@ def analysed(one: One, number: int = 4) -> Analysis:
     assert found is not None
     assert sum(found.shares.values()) == pytest.approx(1)
     return found
-
-
-def test_the_costliest_kernels() -> None:
-    def one(at: float) -> list[Event]:
-        adds = [
-            event
-            for place in range(3)
-            for event in launched(ADD, at + 300, at + 8000 + place * 500, at + 8400 + place * 500)
-        ]
-        return [*phases(at, 100, 300, 500, 900), *launched(GEMM, at + 150, at + 200, at + 7800), *adds]
-
-    matrix, add = analysed(one).kernels
-    assert (matrix.name, matrix.calls, add.name, add.calls) == (GEMM, 1, ADD, 3)
-    assert [matrix.seconds, add.seconds] == pytest.approx([0.0076, 0.0012])
-
-
-def test_the_costliest_operators_without_a_gpu() -> None:
-    def one(at: float) -> list[Event]:
-        outer = host("aten::linear", at + 1000, at + 6000, kind="cpu_op")
-        inner = host("aten::addmm", at + 1500, at + 5500, kind="cpu_op")
-        other = host("aten::relu", at + 6000, at + 6500, kind="cpu_op")
-        return [*phases(at, 100, 8000, 9000, 9500), outer, inner, other]
-
-    found = {kernel.name: (round(kernel.seconds * 1e6), kernel.calls) for kernel in analysed(one).kernels}
-    assert found == {"aten::addmm": (4000, 1), "aten::linear": (1000, 1), "aten::relu": (500, 1)}
 
 
 # --- A step of 10 ms for each cause -----------------------------------------------------------------------------------
@@ -156,61 +130,6 @@ def test_communication_behind_computing_is_not_blamed() -> None:
     assert analysed(a_host_that_runs_ahead).shares["input"] == 0
 
 
-def test_one_step_alone_is_judged_to_its_end() -> None:
-    assert analysed(input_bound, number=1).bound == "input"
-    assert analyse(parse([])) is None
-    assert analyse(parse(steps(input_bound)), steps=0) is None
-
-
-def test_copies_are_told_from_waiting() -> None:
-    assert analysed(late_copies).copying == pytest.approx(1, abs=0.02)
-    assert analysed(input_bound).copying == 0
-    words = explain_analysis(analysed(late_copies), Setup(gpu=True))["sentences"][0]
-    assert "copying batches" in words
-
-
-def test_an_evaluation_is_left_out() -> None:
-    def one(at: float) -> list[Event]:
-        own = launched(GEMM, at + 1010, at + 1020, at + 9000)
-        train = [*phases(at, 700, 800, 900, 950), *launched(GEMM, at + 700, at + 710, at + 1010)]
-        return [*train, host("evaluation", at + 1000, at + 9000), *own]
-
-    found = analysed(one)
-    assert found.seconds == pytest.approx(0.00202, abs=1e-4)
-    assert found.shares["compute"] < 0.2
-
-
-def test_a_graph_is_one_call_of_many_kernels() -> None:
-    def one(at: float) -> list[Event]:
-        graph = [call("cudaGraphLaunch", at + 150, at + 160, correlation=int(at))]
-        for i in range(90):
-            (_, kernel) = launched(GEMM, 0, at + 200 + 100 * i, at + 299 + 100 * i)
-            graph.append(kernel | {"args": {"correlation": int(at), "stream": 7}})
-        return [*phases(at, 100, 300, 500, 900), *graph]
-
-    assert analysed(one).bound == "compute"
-    assert analysed(one).launches == 90
-
-
-def test_what_the_optimizers_range_launches_is_its_own() -> None:
-    """Clipping, too, though it is made of elementwise kernels."""
-
-    def one(at: float) -> list[Event]:
-        clip = launched(ADD, at + 600, at + 2000, at + 9900)
-        return [*phases(at, 100, 300, 500, 900), *launched(GEMM, at + 150, at + 200, at + 2000), *clip]
-
-    assert analysed(one).bound == "optimizer"
-
-
-def test_what_a_loaders_thread_does_holds_nobody_up() -> None:
-    def one(at: float) -> list[Event]:
-        pins = call("cudaHostAlloc", at + 200, at + 9000, chrome.LOADER)
-        waits = call("cudaEventSynchronize", at + 150, at + 9000, chrome.LOADER)
-        return [*sync_of_the_logging(at)[:-1], pins, waits]
-
-    assert analysed(one).shares["allocation"] == analysed(one).shares["host_sync"] == 0
-
-
 # --- On a CPU ---------------------------------------------------------------------------------------------------------
 
 
@@ -304,40 +223,6 @@ def test_the_shares_are_a_whole(drawn: list[Event], number: int) -> None:
 # --- Names and words --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        (GEMM, "compute"),
-        ("nvjet_hsh_192x192_64x4_1x2_h_bz_coopB_TNT", "compute"),
-        ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_128x2_tn_align8>", "compute"),
-        ("void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>", "compute"),
-        ("fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention)", "compute"),
-        ("sm80_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc", "compute"),
-        ("cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>", "compute"),
-        ("triton_tem_fused_addmm_3", "compute"),
-        ("my_kernel(float*)", "compute"),
-        (ADD, "memory"),
-        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, {lambda(float)#1}>>", "memory"),
-        ("void at::native::unrolled_elementwise_kernel<at::native::convert_functor>", "memory"),
-        ("triton_poi_fused_gelu_7", "memory"),
-        ("triton_red_fused__softmax_1", "memory"),
-        ("triton_poi_fused__scaled_dot_product_flash_attention_clone_3", "memory"),
-        ("triton_poi_fused__native_batch_norm_legit_functional_convolution_relu_0", "memory"),
-        ("triton_per_fused__to_copy_mm_native_layer_norm_backward_12", "memory"),
-        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>", "memory"),
-        ("Memcpy DtoD (Device -> Device)", "memory"),
-        ("Memset (Device)", "memory"),
-        (ADAM, "optimizer"),
-        (ALL_REDUCE, "communication"),
-        ("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)", "communication"),
-        (chrome.TO_DEVICE, "to_device"),
-        (chrome.TO_HOST, "to_host"),
-    ],
-)
-def test_kernels_by_name(name: str, kind: str) -> None:
-    assert kernel_categories.kernel(name) == kind
-
-
 def made(**shares: float) -> Analysis:
     whole: dict[Any, float] = dict.fromkeys(CAUSES, 0.0) | shares
     return Analysis(whole, 3, 0.1, gpu=True, launches=1234)
@@ -389,15 +274,3 @@ def test_on_a_cpu_nothing_is_advised_that_pays_on_gpus_alone(
     assert verdict["change"] == change
     assert words in verdict["advice"]
     assert "compile" not in verdict["advice"]
-
-
-def test_the_words() -> None:
-    verdict = explain_analysis(made(launch_overhead=0.62, compute=0.3, input=0.04, memory=0.04), Setup(gpu=True))
-    assert format_verdict(verdict, "8-10").splitlines() == [
-        "profile of steps 8-10: bound by launch overhead",
-        "  62% launch overhead: the GPU waits for Python to call the",
-        "      next small operator (1,234 kernels per step).",
-        "  30% computing: matrix products, convolutions, attention.",
-        "  First: compile: true, which fuses small operators into few",
-        "      large ones.",
-    ]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
-import time
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +13,14 @@ import torch
 from torch import Tensor
 
 from launch_train.common import contract
-from launch_train.common.config import Config, Profile, parse
+from launch_train.common.config import Profile, parse
 from launch_train.common.errors import PreemptedError
 from launch_train.common.storage import LocalFolder
 from launch_train.distributed.process_group import Ranks
 from launch_train.monitoring import alerts
 from launch_train.profiling import __main__, profiler
 from launch_train.profiling.advice import Setup
-from launch_train.profiling.profiler import Profiler, ProfileReport, Recording, open_profiler, setup_of
+from launch_train.profiling.profiler import ProfileReport, Recording
 from launch_train.runfolder.starts import parse_metrics
 from launch_train.telemetry.metric_sink import Sink
 from launch_train.telemetry.rows import Row
@@ -138,26 +135,6 @@ def test_a_run_too_short_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert len(run(tmp_path / "run", generation=2)["profile"]) == 1, "there was nothing left to do"
 
 
-def test_a_run_that_ends_amid_the_profile_is_judged_by_what_there_is(tmp_path: Path) -> None:
-    (said,) = run(tmp_path / "run", profile={"wait": 0, "warmup": 10, "active": 30})["profile"]
-    assert (said["steps"], said["step"]) == (2, 12)
-
-
-def test_without_warm_up_and_from_the_first_step(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        (said,) = run(tmp_path / "run", profile={"wait": 0, "warmup": 0, "active": 1})["profile"]
-    assert (said["steps"], said["step"]) == (1, 1)
-    assert (tmp_path / "run" / "profile" / "verdict.txt").read_text().startswith("profile of step 1: bound by ")
-
-
-def test_without_a_run_folder_the_verdict_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    loop.train(parse(TINY), Ranks(), {})
-    out = capsys.readouterr().out
-    assert "profile of steps 4-6: bound by " in out
-    assert "The trace" not in out
-
-
 @pytest.mark.parametrize("amid", [3, 5])
 def test_a_preemption_amid_the_profile_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, amid: int
@@ -257,50 +234,6 @@ def test_a_trace_that_cannot_be_analysed_is_kept(
     assert not (tmp_path / "profile" / "verdict.json").exists()
 
 
-def test_a_run_folder_that_takes_nothing_is_a_line(rows: Rows, tmp_path: Path) -> None:
-    (tmp_path / "profile").write_text("in the way")
-    recording = Recording(
-        SHORT, torch.device("cpu"), ProfileReport({contract.RUN_FOLDER: str(tmp_path)}, rows, Setup())
-    )
-    stepped(recording)
-    recording.close()
-    assert str(rows.rows[-1]["error"]).startswith("no verdict: ")
-
-
-def test_after_an_error_nobody_waits_for_the_verdict(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    for_ever = threading.Event()
-    monkeypatch.setattr(ProfileReport, "send", lambda *_: for_ever.wait(30))
-    recording = Recording(SHORT, torch.device("cpu"), ProfileReport({}, rows, Setup()))
-    stepped(recording)
-    assert recording.records
-    began = time.monotonic()
-    try:
-        raise RuntimeError
-    except RuntimeError:
-        recording.close()
-    assert time.monotonic() - began < 20  # not the 30 s of the verdict
-    for_ever.set()
-
-
-def test_only_rank_0_records_and_only_when_asked() -> None:
-    def opened(config: Config, ranks: Ranks) -> Any:
-        return open_profiler(config, ranks, {}, Sink(), {}, accumulates=False)
-
-    assert type(opened(parse({}), Ranks())) is Profiler
-    assert type(opened(parse({"profile": {}}), Ranks(rank=1, world=2))) is Profiler
-    assert isinstance(opened(parse({"profile": {}}), Ranks(world=2)), Recording)
-
-
-def test_what_the_advice_knows_of_the_run() -> None:
-    facts = {
-        "precision": "bf16",
-        "choices": [{"what": "compile", "chosen": "regional"}, {"what": "loader", "chosen": "3 workers"}],
-    }
-    config = parse({"activation_checkpointing": "full", "log_every": 4})
-    setup = setup_of(config, Ranks(world=8), {"LOCAL_WORLD_SIZE": "4"}, facts, accumulates=True)
-    assert setup == Setup(False, 2, True, False, 3, "full", "ddp", 4, True)
-
-
 # --- By hand ----------------------------------------------------------------------------------------------------------
 
 
@@ -337,9 +270,3 @@ def test_what_is_no_trace(
         trace.write_bytes(content)
     assert __main__.main([str(trace)]) == 2
     assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [["--setup", "[]"], ["--setup", '{"x": 1}'], ["--setup", "{"], ["--nice", "-1"]])
-def test_invalid_options_are_refused(words: list[str]) -> None:
-    with pytest.raises(SystemExit):
-        __main__.main(["a.json", *words])

@@ -199,12 +199,6 @@ def test_without_metrics_time_is_counted_from_the_first_sample_and_goodput_is_un
     assert "<td>1 min 35 s" in text, "as the terminal and launch status say it"
 
 
-def test_the_mean_of_a_loss_counts_rows(tmp_path: Path) -> None:
-    """A script may log a row every ten steps."""
-    parts = {"metrics/0001-0000-0000-000000.jsonl": rows([10, 20, 30], T)}
-    assert "(mean of the last 3 rows)" in page([read(write(tmp_path, parts))])
-
-
 def test_no_sample_of_the_machine_is_before_the_start(tmp_path: Path) -> None:
     samples = [{"time": T - 7.2, "host": {"cpu": 0.1}}]
     parts = {"monitor/0001-0000-0000-000000.jsonl": samples, "metrics/0001-0000-0000-000000.jsonl": rows([1], T)}
@@ -212,22 +206,6 @@ def test_no_sample_of_the_machine_is_before_the_start(tmp_path: Path) -> None:
         x for chart in data_of(page([read(write(tmp_path, parts))]))["charts"] for x in chart["curves"][0]["x"]["hours"]
     ]
     assert min(hours) == 0
-
-
-def test_each_of_several_runs_has_its_own_colour(tmp_path: Path) -> None:
-    metrics = [*rows([1, 2], T), {"event": "eval", "step": 2, "loss": 1.0, "time": T + 3}]
-    runs = [read(write(tmp_path / name, {"metrics/0001-0000-0000-000000.jsonl": metrics})) for name in "ab"]
-    lines = [attrs for tag, attrs in Reader(page(runs)).tags if tag == "polyline"][:4]
-    assert [line["class"] for line in lines] == ["line c0", "line c0", "line c1", "line c1"]
-    assert ["stroke-dasharray" in line for line in lines] == [False, True, False, True]
-
-
-def test_numbers_that_are_none_are_gaps(tmp_path: Path) -> None:
-    first, second, third = rows([1, 2, 3], T)
-    second |= {"loss": None, "nonfinite": {"loss": "nan"}}
-    run = read(write(tmp_path, {"metrics/0001-0000-0000-000000.jsonl": [first, second, third]}))
-    (curve,) = data_of(page([run]))["charts"][0]["curves"]
-    assert curve["y"] == [5.0, None, 1.66667]
 
 
 def test_gpus_and_hosts(tmp_path: Path) -> None:

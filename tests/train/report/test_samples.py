@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from launch_train.report import page
-from launch_train.report.samples import MOST_EVALUATIONS, MOST_SAMPLES, evaluation, harmless
+from launch_train.report.samples import harmless
 from launch_train.trainer.samples import thumbnails
-from tests.train.report.folders import T, preempted, read, rows, write
+from tests.train.report.folders import T, read, rows, write
 from tests.train.report.test_page import Reader
 
 PART = "metrics/0001-0000-0000-000000.jsonl"
@@ -62,17 +62,6 @@ def test_images_have_pictures_once_and_a_table_of_what_they_were(tmp_path: Path)
     assert re.findall(r"<td>(.*?)(?=<)", older) == ["4", "dog 87.5% (true: cat)", "2", "dog 87.5% (true: cat)"]
 
 
-def test_a_wrong_guess_says_what_it_is(tmp_path: Path) -> None:
-    assert "✗ dog 87.5%</span><small>image 1, true: cat" in section(shown(tmp_path, images(2, "dog")))
-
-
-def test_reports_without_samples_have_nothing_of_them(tmp_path: Path) -> None:
-    plain = page([read(preempted(tmp_path))], T)
-    assert section(plain) == ""
-    assert "img-src" not in plain
-    assert "img-src" not in shown(tmp_path / "text", text(2, ("<img src=x>", "<img src=x>")))
-
-
 def test_steps_that_a_later_start_repeated_are_its_own(tmp_path: Path) -> None:
     parts = {
         "metrics/0001-0000-0000-000000.jsonl": [*rows(range(1, 9), T), text(4, ("a", "old")), text(8, ("a", "lost"))],
@@ -106,15 +95,6 @@ def test_what_is_no_sample_is_left_out(tmp_path: Path, damaged: dict[str, Any]) 
     assert section(shown(tmp_path, {**text(2, ("a", "b")), **damaged})) == ""
 
 
-def test_values_of_other_types_are_empty(tmp_path: Path) -> None:
-    odd = text(2, (None, 7), ({"a": 1}, ["b"]))
-    assert section(shown(tmp_path, odd)).count("<span class=prompt></span></pre>") == 2
-    guess = {"true": 3, "predicted": None, "probability": float("nan")}
-    found = evaluation({**images(2, "x"), "samples": [guess]})
-    assert found is not None
-    assert found.images == (("?", None, "?"),)
-
-
 @pytest.mark.parametrize(
     "picture", ["", "x", 7, None, "PHN2Zz4=", PICTURE + '"', PICTURE + "A" * 20_000, "iVBORw0KGgo\n"]
 )
@@ -122,17 +102,6 @@ def test_only_small_pngs_are_pictures(tmp_path: Path, picture: Any) -> None:
     text_of_page = shown(tmp_path, images(2, "dog", thumbnails=[picture]))
     assert "✗ dog" in text_of_page
     assert not [tag for tag, _ in Reader(text_of_page).tags if tag == "img"]
-
-
-def test_a_page_of_very_many_samples_stays_small(tmp_path: Path) -> None:
-    """10,000 evaluations, one of them with 100,000 samples of any length."""
-    many = [text(step, ("p" * 50_000, "t") if step == 1 else ("p", "t")) for step in range(1, 10_000)]
-    text_of_page = shown(tmp_path, *many, text(10_000, *[("prompt", "x" * 3000)] * 16, *[("prompt", "x")] * 99_984))
-    found = section(text_of_page)
-    assert f"{MOST_EVALUATIONS} of 10,000 evaluations are shown." in found
-    assert found.count("<pre") == MOST_SAMPLES + MOST_EVALUATIONS - 1
-    assert "<summary>step 1</summary>" in found
-    assert len(found) < 60_000
 
 
 # --- Text that acts ---------------------------------------------------------------------------------------------------

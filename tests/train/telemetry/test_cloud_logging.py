@@ -17,8 +17,6 @@ from launch_train.telemetry.cloud_logging import (
     Entries,
     LogSource,
     LogUploader,
-    entry_batches,
-    format_nanoseconds,
 )
 from launcher.testing.googlecloud import Fault, GoogleCloud, Reset, Slow, Stalled, Status
 from launcher.testing.googlecloud.logs import WRITE
@@ -76,12 +74,6 @@ def test_an_entry(writer: Writer) -> None:
     assert (first.shown["severity"], third.shown["severity"]) == ("INFO", "ERROR")
     assert before <= first.timestamp <= third.timestamp <= time.time_ns()
     assert writer.said == []
-
-
-def test_it_comes_while_the_run_goes_on(writer: Writer) -> None:
-    for n in range(3):
-        writer.write(f"{n}\n")
-        until(lambda n=n: writer.texts()[-1:] == [str(n)], "the line", limit=10)  # type: ignore[misc]  # mypy can't infer a lambda with a default
 
 
 @pytest.mark.parametrize(
@@ -163,14 +155,6 @@ def test_the_end_waits_no_longer_than_it_may(writer: Writer, monkeypatch: pytest
     assert writer.said == ["the last lines did not reach Cloud Logging"]
 
 
-def test_trouble_that_lasts_is_told_once(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cloud_logging, "PATIENCE_S", 0.05)
-    writer.cloud.faults.add(Fault(WRITE, Status(503), times=6))
-    writer.write("a\n")
-    until(lambda: writer.texts() == ["a"], "the line", limit=10)
-    assert writer.said == ["Cloud Logging answers 503: lines come to Cloud Logging late, or not at all"]
-
-
 def test_memory_is_bounded_and_the_oldest_lines_go(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cloud_logging, "BUFFER", 1000)
     writer.cloud.faults.add(Fault(WRITE, Slow(0.5)))
@@ -228,24 +212,6 @@ def test_the_beginning_of_a_line_waits_for_its_end() -> None:
     assert messages(sent(entries)) == ["next"]
 
 
-def test_but_not_for_ever() -> None:
-    entries, long = Entries("x"), b"x" * cloud_logging.LONGEST_REST
-    old = Chunk(time.time_ns() - cloud_logging.REST, 2, b"\r 50%")
-    assert messages([json.loads(entry) for entry in entries.from_chunks([old], last=False)]) == [" 50%"]
-    assert "".join(messages(sent(entries, long, last=False))) == long.decode()
-    assert sent(entries) == []
-
-
-def test_streams_are_not_mixed() -> None:
-    entries = Entries("x")
-    chunks = [Chunk(1, 1, b"out"), Chunk(2, 2, b"err"), Chunk(3, 1, b"put\n"), Chunk(4, 2, b"or\n")]
-    found = [json.loads(entry) for entry in entries.from_chunks(chunks, last=False)]
-    assert [(entry["severity"], entry["jsonPayload"]["message"]) for entry in found] == [
-        ("INFO", "output"),
-        ("ERROR", "error"),
-    ]
-
-
 def test_a_very_long_line_goes_on_in_another_entry() -> None:
     line = "é" * (2 * cloud_logging.PIECE + 5)
     found = sent(Entries("x"), line.encode() + b"\n")
@@ -263,14 +229,3 @@ def test_no_line_is_lost_and_ids_are_in_order(datas: list[bytes]) -> None:
     assert messages(found) == [line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace") for line in lines]
     ids = [entry["insertId"] for entry in found]
     assert ids == sorted(set(ids))
-
-
-def test_requests_keep_within_googles_limits() -> None:
-    small, large = [b"x"] * 2500, [b"x" * 2_000_000] * 5
-    assert [len(batch) for batch in entry_batches(small)] == [1000, 1000, 500]
-    assert [len(batch) for batch in entry_batches(large)] == [2, 2, 1]
-    assert list(entry_batches([])) == []
-
-
-def test_times() -> None:
-    assert format_nanoseconds(1_700_000_000_000_000_001) == "2023-11-14T22:13:20.000000001Z"

@@ -109,26 +109,6 @@ def test_a_folder_that_can_not_be_written_is_one_line_and_nothing_is_lost(
     assert b"".join(it.parts().values()) == b"one\ntwo\n"
 
 
-def test_at_the_end_a_broken_folder_is_tried_once_more(tmp_path: Path) -> None:
-    it = kept(tmp_path, every=1000, broken=True)
-    it.buffer.add(b"one\n")
-    start = time.monotonic()
-    it.close()
-    assert time.monotonic() - start < 10
-    assert it.said == [
-        "log lines are not being stored, retrying: the folder is broken",
-        "the last log lines could not be stored",
-    ]
-
-
-def test_a_keeper_that_is_dropped_says_nothing(tmp_path: Path) -> None:
-    it = kept(tmp_path, broken=True, every=1000)
-    it.buffer.add(b"one\n")
-    it.writer.drop()
-    it.close()
-    assert (it.said, it.parts()) == ([], {})
-
-
 def test_text_leaves_room_on_a_disk_that_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 10**12 - 10**9, 10**9))
@@ -160,12 +140,3 @@ def test_adding_never_waits() -> None:
     taken = buffer.take()
     assert taken
     assert BUFFER < len(taken) < BUFFER + 200
-
-
-def test_a_folder_that_never_answered_is_one_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Flaky, "listed", threading.Event())
-    it = kept(tmp_path)
-    it.buffer.add(b"one\n")
-    it.close(0.2)
-    Flaky.listed.set()
-    assert it.said == ["the last log lines could not be stored"]

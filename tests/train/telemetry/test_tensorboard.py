@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from collections.abc import Callable
@@ -84,18 +83,6 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path, curves: Any) -> None
     assert drawn["eval/loss"] == [(500, 0.25)]
 
 
-def test_many_small_files_are_one_curve(tmp_path: Path, curves: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorboard, "FILE_BYTES", 300)
-    drawing = board(LocalFolder(tmp_path))
-    for step in range(1, 501):
-        drawing.add(rows(step))
-    drawing.close()
-    files = sorted((tmp_path / "logs").iterdir())
-    assert len(files) > 50
-    assert max(path.stat().st_size for path in files) < 600
-    assert curves(tmp_path / "logs") == {"train/loss": [(step, step) for step in range(1, 501)]}
-
-
 @pytest.mark.parametrize("size", [300, 1 << 20])
 def test_a_resumed_run_draws_no_second_curve(
     tmp_path: Path, curves: Any, monkeypatch: pytest.MonkeyPatch, size: int
@@ -121,17 +108,6 @@ def test_two_scripts_that_know_no_attempt_lose_nothing_of_each_other(
         drawing.add(rows(*steps))
         drawing.close()
     assert by_accumulator(tmp_path / "logs") == {"train/loss": [(1, 1), (2, 2), (3, 3), (4, 4)]}
-
-
-def test_two_starts_of_one_moment_lose_nothing_of_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launch_train.telemetry.tensorboard.time.time", lambda: 1_700_000_000.25)
-    for _ in range(2):
-        drawing = board(LocalFolder(tmp_path))
-        drawing.add(rows(1))
-        drawing.close()
-    names = sorted(path.name for path in (tmp_path / "logs").iterdir())
-    assert {name[:48] for name in names} == {"events.out.tfevents.0001-0000-1700000000.250000-"}
-    assert len(names) == 2
 
 
 def test_a_killed_start_leaves_its_events_in_its_spool_alone(
@@ -218,16 +194,6 @@ def downloaded(cloud: GoogleCloud, folder: Path) -> Path:
     return folder
 
 
-def test_records_are_those_of_tensorboards_own_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    written = io.BytesIO()
-    RecordWriter(written).write(b"an event")
-    assert tensorboard.record(b"an event") == written.getvalue()
-    monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    assert tensorboard.record(b"an event") == written.getvalue()
-
-
 def test_without_tensorboard_there_is_a_line_and_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,10 +222,3 @@ def test_trouble_with_tensorboard_is_a_warning(tmp_path: Path, capsys: pytest.Ca
     err = capsys.readouterr().err
     assert err.startswith("TensorBoard disabled")
     assert err.endswith(": no protobuf\n")
-
-
-def test_a_board_that_can_not_be_opened_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "logs").write_text("in the way")
-    storage = LocalFolder(tmp_path)
-    assert open_board(storage, Outbox(storage), "0001-0000") is None
-    assert capsys.readouterr().err.startswith("no TensorBoard events are written: ")

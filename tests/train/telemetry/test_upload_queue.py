@@ -23,7 +23,6 @@ from launch_train.common.storage.retry import RetryClock
 from launch_train.telemetry import upload_queue
 from launch_train.telemetry.upload_queue import (
     Leftovers,
-    Outbox,
     Spool,
     SpoolEntry,
     new_folder,
@@ -95,15 +94,6 @@ def test_what_is_put_arrives_in_order_and_leaves_nothing_behind(outbox: Spool, b
     assert list((tmp_path / "spool").iterdir()) == []
 
 
-def test_which_kind_of_outbox(tmp_path: Path, bucket: Bucket) -> None:
-    direct = open_outbox(LocalFolder(tmp_path / "run"), {contract.SPOOL: str(tmp_path / "spool")})
-    assert type(direct) is Outbox
-    direct.put("a", b"1")
-    assert (tmp_path / "run" / "a").read_bytes() == b"1"
-    assert direct.wait(0)
-    assert not (tmp_path / "spool").exists()
-
-
 def test_for_a_bucket_the_spool_is_where_the_environment_says(
     tmp_path: Path, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,24 +161,6 @@ def test_an_outage_is_sat_out_and_said_once(
     assert end.startswith(f"train: warning: {URL} was not reachable for ")
 
 
-def test_trouble_is_said_once_a_minute(
-    outbox: Spool, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def hiccup(number: int) -> None:
-        bucket.trouble = away
-        outbox.put(f"m/{number}", b"")
-        assert waited(lambda: bucket.asked.count(f"m/{number}") > 1)
-        bucket.trouble = lambda name: None
-        assert outbox.wait(10)
-
-    for number in range(3):
-        hiccup(number)
-    assert capsys.readouterr().err.count("warning: uploading") == 1
-    monkeypatch.setattr(upload_queue, "MIN_INTERVAL_SECONDS", 0.0)
-    hiccup(4)
-    assert capsys.readouterr().err.count("warning: uploading") == 1
-
-
 def test_an_object_that_is_refused_lets_the_others_pass(outbox: Spool, bucket: Bucket) -> None:
     """A retention policy that forbids to replace one file must not hold up the metrics."""
     bucket.trouble = lambda name: OutputError("held") if name == "logs/events" else None
@@ -210,19 +182,6 @@ def test_even_an_error_that_nobody_thought_of_ends_nothing(outbox: Spool, bucket
     outbox.put("m/1", b"1")
     assert outbox.wait(10)
     assert bucket.list() == ["m/1"]
-
-
-def test_who_waits_makes_it_try_at_once(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(upload_queue, "FIRST_WAIT", 1000.0)
-    outbox = Spool(bucket, new_folder(str(tmp_path / "spool"), URL))
-    bucket.trouble = away
-    outbox.put("m/1", b"1")
-    assert waited(lambda: "warning: uploading" in capsys.readouterr().err)
-    bucket.trouble = lambda name: None
-    assert outbox.wait(10)
-    outbox.close(1)
 
 
 def test_of_a_file_the_newest_content_wins(outbox: Spool, bucket: Bucket, tmp_path: Path) -> None:
@@ -272,35 +231,6 @@ def test_an_older_content_that_failed_never_replaces_a_newer(
     assert bucket.read("logs/events") == b"new"
     assert len(bucket.asked) == 2, "the old one isn't tried again"
     outbox.close(10)
-
-
-def test_waiting_for_a_file_means_its_newest_content(outbox: Spool, bucket: Bucket, tmp_path: Path) -> None:
-    """Putting while somebody waits, and while the thread sends: what wait() answers holds."""
-    for number in range(200):
-        (tmp_path / "events").write_bytes(b"%d" % number)
-        outbox.put_file("logs/events", tmp_path / "events")
-        if number % 7 == 0:
-            assert outbox.wait(10)
-            assert bucket.read("logs/events") == b"%d" % number
-    assert outbox.wait(10)
-    assert bucket.read("logs/events") == b"199"
-
-
-def test_a_name_that_is_taken_gets_a_variant(outbox: Spool, bucket: Bucket) -> None:
-    bucket.folder.mkdir()
-    LocalFolder(bucket.folder).write("m/000003.jsonl", b"theirs")
-    outbox.put("m/000003.jsonl", b"mine")
-    assert outbox.wait(10)
-    assert {name: bucket.read(name) for name in bucket.list()} == {
-        "m/000003.jsonl": b"theirs",
-        "m/000003-1.jsonl": b"mine",
-    }
-
-
-@pytest.mark.parametrize("name", ["", "../x", "/x", "a//b"])
-def test_a_bad_name_is_refused_at_once(outbox: Spool, name: str) -> None:
-    with pytest.raises(ValueError, match="is not a valid name"):
-        outbox.put(name, b"")
 
 
 def test_the_end_says_what_is_left_and_where(bucket: Bucket, tmp_path: Path) -> None:
@@ -362,22 +292,6 @@ def test_what_a_sweep_can_not_send_stays(bucket: Bucket, tmp_path: Path) -> None
     assert sweep_spools(tmp_path / "nothing", bucket, 10) == 0
 
 
-def test_of_a_file_that_the_dead_left_twice_the_newest_content_wins(bucket: Bucket, tmp_path: Path) -> None:
-    """Also when the newest is refused at first: the older one doesn't come in its place, then or later."""
-    folder = new_folder(str(tmp_path), URL)
-    for data in (b"old", b"new"):
-        folder.write("logs/events", partial(_filled, data))
-        folder.keep("logs/events", create=False, instead=None)
-    folder.lock.close()
-    errors = iter([OutputError("forbidden")])
-    bucket.trouble = lambda name: next(errors, None)
-    assert sweep_spools(tmp_path, bucket, 10) == 1
-    assert bucket.list() == []
-    assert sweep_spools(tmp_path, bucket, 10) == 0
-    assert bucket.read("logs/events") == b"new"
-    assert len(bucket.asked) == 2
-
-
 def test_a_sweep_that_was_killed_may_send_again(bucket: Bucket, tmp_path: Path) -> None:
     """Between the sending and the removal of the file."""
     store = LocalFolder(bucket.folder)
@@ -420,17 +334,6 @@ def test_a_forked_child_does_not_keep_its_parents_spool_alive(tmp_path: Path) ->
         os.kill(int(done.stdout), signal.SIGKILL)
 
 
-def test_a_forked_child_closes_nothing(outbox: Spool, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    outbox.put("m/1", b"1")
-    assert outbox.wait(10)
-    with monkeypatch.context() as child:
-        child.setattr(os, "getpid", lambda: -1)
-        outbox.close(10)
-    outbox.put("m/2", b"2")
-    assert outbox.wait(10)
-    assert bucket.list() == ["m/1", "m/2"]
-
-
 @pytest.fixture
 def spools(bucket: Bucket, tmp_path: Path) -> Path:
     """One object that a dead process has left."""
@@ -442,12 +345,6 @@ def test_what_a_dead_process_left_is_sent_by_its_node(bucket: Bucket, spools: Pa
     said = list[str]()
     assert Leftovers(spools, bucket, said.append).send(lambda: 5.0) == 0
     assert (bucket.read("metrics/a"), said) == (b"row", [])
-
-
-def test_time_that_is_up_meanwhile_is_no_error(bucket: Bucket, spools: Path) -> None:
-    bucket.trouble = away
-    left = iter((0.1, 0.01, -1.0, -1.0, -1.0))
-    assert Leftovers(spools, bucket, print).send(lambda: next(left)) == 1
 
 
 def test_a_disk_that_fails_is_one_line(bucket: Bucket, spools: Path, monkeypatch: pytest.MonkeyPatch) -> None:

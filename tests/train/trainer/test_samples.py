@@ -16,18 +16,16 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from torch import nn
 
 from launch_train.common.config import MOST_SAMPLES, parse
 from launch_train.common.errors import PreemptedError
-from launch_train.data import open_data, open_decoder
-from launch_train.data.token_file import PRETOKENISED
+from launch_train.data import open_data
 from launch_train.distributed.process_group import Ranks
 from launch_train.models.gpt import GPT
 from launch_train.performance import compile as compiling
 from launch_train.performance.precision import choose
 from launch_train.trainer import samples
-from launch_train.trainer.samples import NEW_TOKENS, SIDE, Sampler, thumbnails
+from launch_train.trainer.samples import NEW_TOKENS, Sampler
 from tests.train.data.test_images import folders
 from tests.train.forked import Forked
 from tests.train.trainer.test_determinism import CONFIG as TWO_RANKS
@@ -172,31 +170,6 @@ def test_a_stop_ends_it_at_once_and_time_shortens_it(monkeypatch: pytest.MonkeyP
     assert lengths == ([18] if micro_batch == 1 else [18] * 4)
 
 
-def test_a_continuation_ends_with_its_document(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = sampler({"model": TINY["model"], "eval": {"samples": 2}})
-    made.source.end = 0  # type: ignore[attr-defined]
-
-    def after(tokens: torch.Tensor) -> torch.Tensor:
-        """Five tokens, then the end, then more."""
-        first = 16
-        number = 0 if tokens.shape[1] == first + 5 else 7
-        return nn.functional.one_hot(torch.full(tokens.shape, number), 256) * 1e6
-
-    monkeypatch.setattr(GPT, "forward", lambda self, tokens: after(tokens))
-    found = made.take(GPT(made.config.model), 4, never)  # type: ignore[arg-type]
-    assert found is not None
-    assert [one["text"] for one in found["samples"]] == ["7 7 7 7 7"] * 2
-
-
-def test_characters_across_the_prompts_end() -> None:
-    def decode(tokens: list[int]) -> str:
-        return bytes(tokens).decode("utf-8", "replace")
-
-    euro = list("a€b".encode())
-    assert samples._decoded(decode, euro[:2], euro[2:]) == ("a", "€b")
-    assert samples._decoded(decode, euro[:4], euro[4:]) == ("a€", "b")
-
-
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
     """A tokenizer of whole words."""
@@ -218,20 +191,6 @@ def test_tokens_become_words_again(tmp_path: Path, tokenizer: Path) -> None:
     for one in found["samples"]:
         assert one["prompt"] in text
         assert {*one["text"].split()} <= {"to", "be", "or", "not", "?"}
-
-
-def test_the_decoder_is_that_of_the_data(tokenizer: Path) -> None:
-    path = tokenizer
-    config = parse({"data": {"path": "x", "tokenizer": str(path)}})
-
-    def found(**facts: str) -> Any:
-        source: Any = SimpleNamespace(facts=facts)
-        return open_decoder(config, source)
-
-    assert found(data_unit="token", tokenizer="tokenizer.json")([0, 1, 7]) == "to be"
-    assert found(data_unit="byte")([104, 105, 0xFF]) == "hi\ufffd"
-    assert found(data_unit="token", tokenizer=PRETOKENISED) is None
-    assert found() is None
 
 
 # --- Images -----------------------------------------------------------------------------------------------------------
@@ -263,20 +222,6 @@ def test_images_of_a_folder_have_the_names_of_their_classes(tmp_path: Path) -> N
     assert len(found["samples"]) == 2, "a tenth of the images: none is shown twice"
     assert len(set(found["thumbnails"])) == 2
     assert {name for one in found["samples"] for name in (one["true"], one["predicted"])} <= {"cat", "dog"}
-
-
-def test_a_thumbnail_is_the_image() -> None:
-    wide = torch.zeros(1, 40, 200, 3, dtype=torch.uint8)
-    wide[:, :, 100:, 0] = 250
-    (picture,) = thumbnails(wide)
-    shown = opened(picture)
-    assert shown.size == (SIDE, 13)
-    assert (shown.getpixel((2, 5)), shown.getpixel((60, 5))) == ((0, 0, 0), (250, 0, 0))
-    dark = torch.full((1, 1, 8, 8), -3.0)
-    dark[0, 0, 0, 0] = 2.0
-    dark[0, 0, 0, 1] = float("nan")
-    shown = opened(thumbnails(dark)[0])
-    assert (shown.size, shown.getpixel((0, 0)), shown.getpixel((5, 5))) == ((8, 8), (255,) * 3, (0,) * 3)
 
 
 # --- Training stays as it is ------------------------------------------------------------------------------------------
@@ -425,18 +370,6 @@ def test_models_of_transformers(tmp_path: Path, name: str) -> None:
     found = events(rows, "samples")
     assert [one["kind"] for one in found] == (["tokens"] if name == "hf:llama" else ["images"]) * 2
     assert all(len(one["samples"]) == 2 for one in found)
-
-
-def test_a_custom_loss_leaves_the_outputs_to_the_samples(tmp_path: Path, text: Path) -> None:
-    (tmp_path / "mine_of_samples.py").write_text(
-        "from torch.nn.functional import cross_entropy\n"
-        "def loss(outputs, targets):\n    return cross_entropy(outputs.flatten(0, -2), targets.flatten())\n"
-    )
-    config = asked(2, data=str(text), loss="mine_of_samples:loss")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(tmp_path))
-        rows = run(tmp_path / "run", config)
-    assert len(events(rows, "samples")) == 2
 
 
 def test_an_event_is_bounded(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +13,7 @@ from torch import nn
 from launch_train.common.config import parse
 from launch_train.common.step_timer import CudaStopwatch, Stopwatch, Times, memory_gb, open_stopwatch
 from launch_train.distributed.process_group import Ranks
-from launch_train.performance.precision import POLICIES
-from launch_train.trainer import build, reporting, train
+from launch_train.trainer import reporting, train
 from launch_train.trainer.metrics_buffer import Recorder, SlowRank, StepRecord
 
 GPU = torch.device("cuda", 0)
@@ -143,17 +141,6 @@ def test_a_block_is_closed_before_its_rows_are_old() -> None:
     assert not quick.ends_block(99, 100)
 
 
-@pytest.mark.parametrize(
-    ("asked", "device", "same"), [("h100-mega", "NVIDIA H100 80GB HBM3", True), ("h100", "NVIDIA L4", False)]
-)
-def test_the_peak_is_that_of_the_gpu_that_is_there(asked: str, device: str, same: bool) -> None:
-    env = {"LAUNCH_GPU": json.dumps({"name": asked, "peak_tflops": {"bf16": 989}})}
-    ranks = Ranks(world=2, device=torch.device("cuda", 0))
-    assert build._peak_flops(env, POLICIES["bf16"], device, ranks) == (2 * 989e12 if same else None)
-    assert build._peak_flops(env, POLICIES["fp32"], device, ranks) is None
-    assert build._peak_flops(env, POLICIES["bf16"], device, Ranks()) is None, "on a CPU"
-
-
 class Event:
     """A CUDA event of a device that works through its queue at once."""
 
@@ -198,20 +185,6 @@ def test_the_peak_of_a_gpu_is_that_of_the_steps(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak[0])
     assert isinstance(open_stopwatch(GPU), CudaStopwatch)
     assert memory_gb(GPU) == 20.0
-
-
-def test_a_macs_gpu_is_waited_for_before_the_clock_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, done = [1.0], [0]
-
-    def wait() -> None:
-        now[0], done[0] = 3.0, done[0] + 1
-
-    monkeypatch.setattr(torch.mps, "synchronize", wait)
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    watch = open_stopwatch(torch.device("mps"))
-    watch.start()
-    watch.stop()
-    assert (done, [seconds for seconds, *_ in watch.read()]) == ([1], [2.0])
 
 
 def test_a_step_whose_gradients_overflow_is_skipped() -> None:

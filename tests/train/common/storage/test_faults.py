@@ -25,7 +25,6 @@ from launcher.testing.googlecloud import (
     KeepPart,
     LoseSession,
     Reset,
-    Slow,
     Stalled,
     Status,
     Torn,
@@ -186,21 +185,6 @@ def test_a_stalled_request_leaves_time_for_another(cloud: GoogleCloud, monkeypat
         quick.within(0.6).read("a")
     assert time.monotonic() - began < 10
     assert cloud.faults.used[fault] == 1
-
-
-def test_a_slow_link_does_not_outlast_the_call(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body that trickles is never silent: it is broken off between two blocks."""
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
-    now = [0.0]
-
-    def ticking() -> float:
-        now[0] += 0.1
-        return now[0]
-
-    folder = GcsFolder("gs://my-bucket/runs/r-1", world=RetryClock(ticking, lambda _: None)).within(2)
-    with pytest.raises(UnreachableError, match="time limit passed while the body was sent"):
-        folder.write("a", bytes(40 << 20))
-    assert folder.within(1e6).list() == []
 
 
 @pytest.mark.parametrize("theirs", [b"by him", b"by me!"])
@@ -399,22 +383,6 @@ def opened(cloud: GoogleCloud, clock: FakeClock) -> GcsFolder:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORAGE_EMULATOR_HOST", cloud.url)
         return GcsFolder("gs://b/x", world=RetryClock(clock, clock.advance))
-
-
-def test_eight_threads_keep_their_connections(cloud: GoogleCloud, folder: GcsFolder) -> None:
-    """A pool that is too small opens a connection for each request, and warns."""
-    accepted: list[object] = []
-    cloud.faults.add(Fault("storage.*", Slow(0.01), times=None))
-    get_request = cloud._server.get_request
-
-    def counted() -> Any:
-        accepted.append(None)
-        return get_request()
-
-    cloud._server.get_request = counted  # type: ignore[method-assign]  # the one place that sees each connection
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda number: folder.write(str(number), SMALL), range(64)))
-    assert len(accepted) <= 16
 
 
 def test_randomness_of_the_waits_is_not_the_process_own(folder: GcsFolder, cloud: GoogleCloud) -> None:
