@@ -26,7 +26,9 @@ from tests.ssh.server import SshServer, make_key
 
 pytestmark = pytest.mark.judges
 COLAB = Path(__file__).parents[2] / ".venv/colab/bin/colab"
-NAME = "colab:run1"
+SESSION = f"run{os.getpid()}"
+"""Another one in each process: their connections are in one folder, as the tests' own folders have long names."""
+NAME = f"colab:{SESSION}"
 LATER = "2099-01-01T00:00:00Z"
 SPEC = """
 name: tiny
@@ -115,10 +117,10 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime
 
 
 def write_session(runtime: Runtime, **changes: str | None) -> Path:
-    """Write the list of sessions as `colab new -s run1` leaves it."""
-    session = {"name": "run1", "token": "secret", "url": runtime.url, "endpoint": "m-1", "token_expires_at": LATER}
+    """Write the list of sessions as `colab new` leaves it."""
+    session = {"name": SESSION, "token": "secret", "url": runtime.url, "endpoint": "m-1", "token_expires_at": LATER}
     path = Path("~/.config/colab-cli/sessions.json").expanduser()
-    path.write_text(json.dumps({"run1": session | changes}))
+    path.write_text(json.dumps({SESSION: session | changes}))
     return path
 
 
@@ -198,7 +200,12 @@ def no_runtime(runtime: Runtime) -> None:
         (no_program, LaunchError, "Google's program colab is not installed", "uv tool install"),
         (no_session, UsageError, "the program colab has no session colab:run1", "colab new -s run1 --gpu T4"),
         (other_connection, UnreachableError, "another SSH connection to colab:run1 is open", "Close it"),
-        (an_old_runtime, LaunchError, "older than Colab's support of SSH", "colab stop -s run1 && colab new -s run1"),
+        (
+            an_old_runtime,
+            LaunchError,
+            "older than Colab's support of SSH",
+            "colab stop -s run1 && colab new -s run1",
+        ),
         (an_rsa_key, NotAuthorised, "only Ed25519 and ECDSA keys", "ssh-keygen -t ed25519"),
         (no_key, NotAuthorised, "only Ed25519 and ECDSA keys", "ssh-keygen -t ed25519"),
         (another_key, NotAuthorised, "refuses the login", "ssh-add"),
@@ -211,9 +218,9 @@ def test_an_error_says_what_to_do(
     runtime: Runtime, break_it: Callable[[Runtime], None], error: type[LaunchError], problem: str, fix: str
 ) -> None:
     break_it(runtime)
-    with pytest.raises(error, match=problem) as raised:
+    with pytest.raises(error, match=problem.replace("run1", SESSION)) as raised:
         Connection(Host(NAME)).run("true")
-    assert fix in raised.value.hint
+    assert fix.replace("run1", SESSION) in raised.value.hint
     assert type(raised.value) is error
 
 
@@ -225,7 +232,7 @@ def test_no_runtime_is_taken_if_the_session_is_removed_meanwhile(runtime: Runtim
     program.write_text(f'#!/bin/sh\necho "{{}}" > {sessions}\nexec {COLAB} "$@"\n')
     program.chmod(0o755)
     assert Connection(Host(NAME)).run("echo 1") == b"1\n"
-    words = ["colab", "--auth", "adc", "ssh", "--proxy-mode", "-s", "run1"]
+    words = ["colab", "--auth", "adc", "ssh", "--proxy-mode", "-s", SESSION]
     ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL)
-    assert "Creating runtime 'run1'" in ran.stderr
+    assert f"Creating runtime '{SESSION}'" in ran.stderr
     assert ran.returncode
