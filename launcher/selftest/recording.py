@@ -238,12 +238,6 @@ def write_bundle(
     return path
 
 
-def read_bundle(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a bundle's results and calls. Raises OSError, ValueError, KeyError: the file is no bundle."""
-    with zipfile.ZipFile(path) as file:
-        return json.loads(file.read("results.json")), json.loads(file.read("calls.json"))
-
-
 class Redactor:
     """Replaces known values and patterns in any JSON."""
 

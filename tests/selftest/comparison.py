@@ -6,8 +6,11 @@ times and other texts only the kind counts.
 
 from __future__ import annotations
 
+import json
 import re
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 ENUM: Final = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
@@ -16,6 +19,12 @@ FREE: Final = frozenset({"labels", "metadata", "metadatas", "env", "options", "i
 
 Shape = dict[str, set[str]]
 """A field's dotted path (`a.b[].c`) -> its kinds (string, number, bool, null, object, list, enum:VALUE)."""
+
+
+def read_bundle(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return a bundle's results and calls."""
+    with zipfile.ZipFile(path) as file:
+        return json.loads(file.read("results.json")), json.loads(file.read("calls.json"))
 
 
 def differences(google: Iterable[Mapping[str, Any]], ours: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -1,5 +1,5 @@
 """`python -m tests.selftest.loopback BUNDLE`: run the selftest against the loopback cloud, and print where its answers
-differ from those in a bundle. For `launch selftest --compare`.
+differ from those in a bundle.
 
 Without its SSH step, which needs a server of its own.
 """
@@ -11,8 +11,7 @@ import tempfile
 from pathlib import Path
 
 import launcher.clock
-from launcher.selftest.recording import read_bundle
-from tests.selftest.comparison import differences
+from tests.selftest.comparison import differences, read_bundle
 from tests.selftest.world import World, opened
 
 

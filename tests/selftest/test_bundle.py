@@ -14,11 +14,12 @@ from typing import Any, ClassVar
 import pytest
 from google.cloud import artifactregistry_v1
 
-from launcher.selftest.recording import Redactor, read_bundle, write_bundle
+from launcher.selftest.recording import Redactor, write_bundle
 from launcher.testing.googlecloud import Fault, Status
 from launcher.testing.googlecloud.faults import Serve, Step
 from launcher.testing.googlecloud.images.artifact_registry import RepositoryRecord
 from launcher.testing.googlecloud.wire import Call, Response, json_response
+from tests.selftest.comparison import read_bundle
 from tests.selftest.world import World, opened
 
 PROJECT, NUMBER = "canary-project-7d3f", "987654321098"
@@ -193,7 +194,7 @@ NOT_OURS = (
 def test_only_the_shape_of_requests_and_answers_is_kept(
     tmp_path: Path, operation: str, answer: dict[str, Any], secrets: tuple[str, ...]
 ) -> None:
-    """Allow-list: keys, kinds, counts and Google's own words stay; `launch selftest --compare` needs no more."""
+    """Allow-list: keys, kinds, counts and Google's own words stay; tests.selftest.loopback needs no more."""
     call = {"operation": operation, "path": "/users/jane", "request": answer, "status": 200, "answer": answer}
     _, [kept] = read_bundle(write_bundle(tmp_path, "x.zip", {}, [call], {}))
     text = json.dumps(kept)

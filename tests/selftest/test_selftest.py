@@ -71,8 +71,6 @@ def test_it_asks(world: World, monkeypatch: pytest.MonkeyPatch, answer: str, cod
         (("--only", "cpu,gpus"), "unknown part 'gpus' in --only"),
         ((), "no region is set"),
         (("--region", "us-central7"), "us-central7"),
-        (("a.zip",), "needs --compare"),
-        (("--compare", "a.zip"), "cannot read the bundle"),
     ],
 )
 def test_what_is_refused(world: World, words: tuple[str, ...], said: str) -> None:

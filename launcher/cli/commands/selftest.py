@@ -28,13 +28,13 @@ from launcher.cli.flows.cloud import of_project
 from launcher.cli.flows.confirm import confirmed
 from launcher.cli.help_page import COMMON, COST, RUN, WHERE, option
 from launcher.cli.ui.text import WIDTH, wrapped
-from launcher.errors import LaunchError, UsageError
+from launcher.errors import UsageError
 from launcher.inputs import gcloud_config
 from launcher.inputs.gather import project as default_project
 from launcher.inputs.git import commit
 from launcher.selftest.cleanup import clean as remove_resources
 from launcher.selftest.kit import PREFIX, Kit, Ran
-from launcher.selftest.recording import Recorder, read_bundle, recorded, write_bundle
+from launcher.selftest.recording import Recorder, recorded, write_bundle
 from launcher.selftest.steps import GROUPS, Item, Outcome, Step, check_cap, chosen, items, run_steps, total
 from launcher.signals import signals_stop
 from launcher.text import usd_text
@@ -45,9 +45,6 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def selftest(
-    bundle: Annotated[
-        Path | None, typer.Argument(metavar="[BUNDLE]", help="With --compare: read this bundle; run nothing.")
-    ] = None,
     *,
     project: Annotated[
         str | None,
@@ -62,7 +59,6 @@ def selftest(
         option(RUN, "--only", help="Some of cpu,vertex,vm,preempt,push; default: all.", metavar="WHAT"),
     ] = "",
     clean: Annotated[bool, option(RUN, "--clean", help="Delete what a killed selftest left, and exit.")] = False,
-    compare: Annotated[bool, option(RUN, "--compare", help="List where the loopback cloud differs.")] = False,
     yes: Annotated[bool, option(COMMON, "--yes", help="Skip the confirmation.")] = False,
     repository: Annotated[str, typer.Option("--repository", hidden=True)] = "",
 ) -> None:
@@ -71,13 +67,6 @@ def selftest(
     Shows what it creates and the maximum cost, asks for confirmation, runs, deletes everything, and writes a redacted
     bundle for bug reports. docs/selftest.md describes the steps.
     """
-    if bundle and not compare:
-        raise UsageError(f"a bundle ({bundle}) needs --compare", f"launch selftest --compare {bundle}")
-    if compare and not (ROOT / "tests" / "selftest" / "loopback.py").is_file():  # the loopback cloud is for tests
-        raise UsageError("--compare needs launch's own tests", "Run it from a checkout of launch's repository.")
-    if bundle:
-        show_differences(bundle)
-        return
     groups = [word for word in only.split(",") if word]
     if unknown := [group for group in groups if group not in GROUPS]:
         raise UsageError(f"unknown part {unknown[0]!r} in --only", f"Use some of {','.join(GROUPS)}.")
@@ -94,8 +83,6 @@ def selftest(
         check_folder()
         confirm(kit, resources, yes)
         outcomes, path, is_clean = carried_out(kit, steps, known)
-    if compare and path:
-        show_differences(path)
     if any(outcome.ok is False for outcome in outcomes) or not (path and is_clean):
         raise typer.Exit(1)
 
@@ -289,23 +276,6 @@ def or_empty(read: Callable[[], str]) -> str:
         return read()
     except (KeyError, OSError, ImportError, RuntimeError, ValueError):
         return ""
-
-
-# --- Google's answers and ours ----------------------------------------------------------------------------------------
-
-
-def show_differences(path: Path) -> None:
-    """Print where a bundle's answers differ from the loopback cloud's. Raises UsageError: it is no bundle."""
-    try:
-        read_bundle(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"cannot read the bundle {path}: {error}", "launch selftest writes one.") from error
-    say("launch: running the same steps against the loopback cloud …")
-    line = [sys.executable, "-m", "tests.selftest.loopback", str(path.resolve())]
-    ran = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
-    if ran.returncode:
-        raise LaunchError(f"the loopback cloud's own selftest failed: {ran.stderr[-500:]}")
-    print(ran.stdout, end="")
 
 
 def say(text: str) -> None:
