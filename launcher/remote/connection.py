@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import IO, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 from launch_train.host.folder_server import MARK
 from launcher.errors import LaunchError, NotAuthorised, UnreachableError, UsageError
@@ -152,15 +152,14 @@ class Connection:
     def _run_once(
         self, script: str, stdin: bytes | IO[bytes], seconds: float
     ) -> tuple[subprocess.CompletedProcess[bytes], str]:
-        # A file for stderr: the shared connection keeps it open.
-        with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as stdin_file:
-            if isinstance(stdin, bytes):
-                stdin_file.write(stdin)
-                stdin = stdin_file
-            stdin.seek(0)
+        # A file for stderr: the shared connection keeps it open. None for bytes, which may be secrets.
+        options: dict[str, Any] = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
+        with tempfile.TemporaryFile() as errors:
+            if not isinstance(stdin, bytes):
+                stdin.seek(0)
             try:
                 ran = subprocess.run(
-                    self.argv(script), stdin=stdin, stdout=subprocess.PIPE, stderr=errors, check=False, timeout=seconds
+                    self.argv(script), **options, stdout=subprocess.PIPE, stderr=errors, check=False, timeout=seconds
                 )
             except FileNotFoundError:
                 raise LaunchError(*NO_SSH) from None

@@ -96,7 +96,8 @@ def provide_python(agent: Agent, facts: HostFacts, named: str, inputs: Inputs, s
         return facts.pythons[0].path
     suitable = next((python for python in facts.pythons if not problem_of(python, inputs)), None)
     has_packages = bool(source.requirements.strip() or source.project)
-    missing = suitable and any(package not in suitable.installed for package, _ in needs_of(inputs.spec))
+    needs = needs_of(replace(inputs.spec, secrets={}))  # which are sent to a host, not read there
+    missing = suitable and any(package not in suitable.installed for package, _ in needs)
     if suitable and not has_packages and not missing:
         return suitable.path
     check_installable(inputs)

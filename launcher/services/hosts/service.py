@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from launch_train.common import contract
+from launch_train.common.errors import TrainError
+from launch_train.common.secrets import SecretReader, secret_versions
 from launcher.errors import LaunchError, UnreachableError
 from launcher.jobs.job import RUN_LABEL, Failure, Job
 from launcher.plan.model import Attempt
@@ -16,6 +20,7 @@ from launcher.services.local.replicas import ImageDefaults, replicas
 from launcher.services.local.request import parse_request
 from launcher.services.request import service
 
+SECRET_SECONDS: Final = 20.0
 UNAVAILABLE: Final = 14
 """google.rpc.Code: the machine failed, not the job."""
 PORT: Final = 29400
@@ -45,10 +50,12 @@ class OnHost:
 
         Raises:
             UnreachableError: it is unknown whether it was started.
-            LaunchError: the host refuses it, with the reason; nothing was started.
+            LaunchError: the host refuses it, with the reason, or a secret can't be read here; nothing was started.
         """
         try:
-            answer = self._agent.call("start", start_of(body, request_id), seconds=120.0)
+            request = start_of(body, request_id)
+            request["secrets"] = read_secrets_here(request["env"], os.environ)
+            answer = self._agent.call("start", request, seconds=120.0)
         except CommandFailed as error:
             raise UnreachableError(f"starting the job was interrupted: {error.problem}", error.hint) from error
         if "refused" in answer:
@@ -122,6 +129,25 @@ def state_on_host(data: Mapping[str, Any], host: str) -> tuple[str, Failure | No
 def container_exit_code(code: int) -> int:
     """Return the exit code of a process as a container reports it: 128 plus the signal that ended it."""
     return 128 - code if code < 0 else code
+
+
+def read_secrets_here(env: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of a job's secrets (variable, or notify.webhook -> value): those that `environ` has, this
+    shell's; the others from Secret Manager, with the user's credentials. A host has neither.
+
+    Raises LaunchError: one can't be read.
+    """
+    versions = dict(secret_versions(env))
+    webhook = json.loads(env.get(contract.NOTIFY) or "{}").get("webhook", "")
+    versions |= {"notify.webhook": webhook} if webhook.startswith("projects/") else {}
+    values = {name: environ[name] for name in versions if environ.get(name)}
+    others = {name: version for name, version in versions.items() if name not in values}
+    try:
+        values |= SecretReader({**environ, contract.SECRETS: json.dumps(others)}, SECRET_SECONDS).read()
+    except (TrainError, OSError) as error:
+        fix = f"Or set it in this shell: export {next(iter(others))}=VALUE"
+        raise LaunchError(str(error), fix) from None  # no error has a value
+    return values
 
 
 def start_of(body: Mapping[str, Any], request_id: str) -> dict[str, Any]:

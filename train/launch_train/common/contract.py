@@ -46,6 +46,10 @@ PREFLIGHT: Final = "LAUNCH_PREFLIGHT"
 SECRETS: Final = "LAUNCH_SECRETS"
 """JSON: environment variable -> Secret Manager version, which the node reads; never a value."""
 
+SECRETS_FILE: Final = "LAUNCH_SECRETS_FILE"
+"""On a host: the number of an open file without a name, in memory, from which the node reads the values instead (JSON:
+environment variable, or notify.webhook -> value)."""
+
 NOTIFY: Final = "LAUNCH_NOTIFY"
 """JSON: `notify` of the spec, and `usd`, its limits.usd (train/launch_train/node/notify.py). The processes of the run
 don't get it, as a URL in it is a secret."""

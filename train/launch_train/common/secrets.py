@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Final
 
 from launch_train.common import contract
@@ -45,7 +47,17 @@ def read_secrets(
         if value.endswith("\n"):
             say(f"warning: the secret {name} ends with a newline, which is part of its value")
     if values:
-        say(f"read from Secret Manager: {', '.join(values)}")
+        say(f"{'sent by launch' if sent_secrets() else 'read from Secret Manager'}: {', '.join(values)}")
+    return values
+
+
+@cache
+def sent_secrets() -> Mapping[str, str]:
+    """Return variable -> value of the secrets that launch sent with a job on a host. Closes the file with them."""
+    if not (handle := os.environ.get(contract.SECRETS_FILE)):
+        return {}
+    with os.fdopen(int(handle), encoding="utf-8") as file:
+        values: dict[str, str] = json.load(file)
     return values
 
 
@@ -57,7 +69,7 @@ class SecretReader:
         self._wanted = secret_versions(environ)
         self._environ = environ
         self._seconds = seconds
-        self._found: dict[str, str] = {}
+        self._found = {name: value for name, value in sent_secrets().items() if name in self._wanted}
         self._session: Any = None
 
     def read(self) -> Mapping[str, str]:

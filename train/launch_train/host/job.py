@@ -18,6 +18,7 @@ import shlex
 import shutil
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -50,11 +51,14 @@ class RefusedError(Exception):
         self.fix = fix
 
 
-def start_job(root: Path, job: Mapping[str, Any]) -> None:
+def start_job(root: Path, request: Mapping[str, Any]) -> None:
     """Start a job, unless it was started before; return once its supervisor runs and has the GPUs.
+
+    The values of `secrets` in the request go to the node alone, through memory; no file that has a name holds them.
 
     Raises RefusedError: it can't run here, or its run is running here. Then its record is removed.
     """
+    job = {name: value for name, value in request.items() if name != "secrets"}
     folder = root / "jobs" / str(job["id"])
     folder.mkdir(parents=True, exist_ok=True)
     lock = machine.lock_file(folder / "lock", str(job["run"]))
@@ -68,7 +72,7 @@ def start_job(root: Path, job: Mapping[str, Any]) -> None:
     reading, writing = os.pipe()
     if not (pid := os.fork()):
         os.close(reading)
-        detach(folder, root, job, lock, writing)
+        detach(folder, root, job, request.get("secrets") or {}, lock, writing)
     os.close(lock)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
@@ -96,7 +100,7 @@ def create_file(path: Path, text: str) -> bool:
     return True
 
 
-def detach(folder: Path, root: Path, job: Mapping[str, Any], lock: int, pipe: int) -> None:
+def detach(folder: Path, root: Path, job: Mapping[str, Any], secrets: Mapping[str, str], lock: int, pipe: int) -> None:
     """Become the job's supervisor, without a terminal and in a session of its own, and never return."""
     os.setsid()
     if os.fork():
@@ -110,7 +114,7 @@ def detach(folder: Path, root: Path, job: Mapping[str, Any], lock: int, pipe: in
         with suppress(OSError):  # the login's connection would stay open
             os.close(handle)
     try:
-        supervise_node(folder, root, job, lock, pipe)
+        supervise_node(folder, root, job, secrets, lock, pipe)
     except RefusedError as error:
         os.write(pipe, json.dumps({"refused": str(error), "fix": error.fix}).encode())
     except Exception:  # noqa: BLE001 - it is printed to the output of the job
@@ -121,7 +125,9 @@ def detach(folder: Path, root: Path, job: Mapping[str, Any], lock: int, pipe: in
     os._exit(0)
 
 
-def supervise_node(folder: Path, root: Path, job: Mapping[str, Any], lock: int, pipe: int) -> None:
+def supervise_node(
+    folder: Path, root: Path, job: Mapping[str, Any], secrets: Mapping[str, str], lock: int, pipe: int
+) -> None:
     """Take the locks and the GPUs, answer through the pipe, run the node to its end and record that.
 
     Raises RefusedError: before anything was started.
@@ -158,6 +164,9 @@ def supervise_node(folder: Path, root: Path, job: Mapping[str, Any], lock: int, 
     if installed.is_dir():
         env[contract.PROJECT] = str(installed)
     os.chdir(workdir)
+    if secrets:
+        secrets_file = open_in_memory(json.dumps(secrets))
+        env[contract.SECRETS_FILE] = str(secrets_file)
     for handle in (lock, *locks):  # the node may outlive a killed supervisor by the time of its save
         os.set_inheritable(handle, True)
     (folder / RESERVED).write_bytes(b" " * 1000)
@@ -168,6 +177,8 @@ def supervise_node(folder: Path, root: Path, job: Mapping[str, Any], lock: int, 
         child = Child(argv, env)
     except OSError as error:
         raise RefusedError(f"{argv[0]} can't be started: {error.strerror}") from error
+    if secrets:
+        os.close(secrets_file)
     os.write(pipe, b"{}")
     os.close(pipe)
     code, stopped = wait_or_stop(child, folder, began + float(job["hours"]) * 3600, stops)
@@ -178,6 +189,19 @@ def supervise_node(folder: Path, root: Path, job: Mapping[str, Any], lock: int, 
     shutil.rmtree(workdir.parent, ignore_errors=True)
     for handle in locks:
         os.close(handle)
+
+
+def open_in_memory(text: str) -> int:
+    """Return an open file with a text, which child processes inherit. It has no name and is in memory, so nothing of it
+    remains once the last process that has it ends, however that ends. Raises RefusedError."""
+    for folder in ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR")):  # noqa: S108 - the file has no name there
+        with suppress(OSError), tempfile.TemporaryFile(dir=folder or "/nonexistent") as file:
+            file.write(text.encode())
+            file.seek(0)
+            handle = os.dup(file.fileno())
+            os.set_inheritable(handle, True)
+            return handle
+    raise RefusedError("no folder in memory takes secrets (/dev/shm, $XDG_RUNTIME_DIR)", "Mount one: /dev/shm")
 
 
 def wait_or_stop(child: Child, folder: Path, until: float, stops: list[int]) -> tuple[int, str]:

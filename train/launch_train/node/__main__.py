@@ -25,7 +25,7 @@ from typing import TypeVar
 from launch_train import runfolder
 from launch_train.common import contract, faults
 from launch_train.common.errors import OutputError, TrainError, UnfitError, UsageError
-from launch_train.common.secrets import UnavailableError, read_secrets
+from launch_train.common.secrets import UnavailableError, read_secrets, sent_secrets
 from launch_train.common.storage import LocalFolder, MemoryFolder, UnreachableError, open_storage
 from launch_train.node import gpu_benchmark, health_check, notify
 from launch_train.node.cluster import Cluster, parse_cluster
@@ -101,7 +101,9 @@ class Node:
         self._cluster = cluster
         self._notify = notify.notify_settings(environ)
         self._notifier: Notifier | None = None
-        self._environ = {name: value for name, value in environ.items() if name != contract.NOTIFY}
+        sent_secrets()  # before a process starts, which would inherit the file
+        hidden = (contract.NOTIFY, contract.SECRETS_FILE)
+        self._environ = {name: value for name, value in environ.items() if name not in hidden}
         self._timing = timing
         self._stop = stop
         self._text = text
