@@ -207,7 +207,7 @@ class Connection:
             check()
             archive.seek(0)
             script = f"""
-set -e; to={folder}; [ -e "$to" ] && exit 0
+set -e; to={folder}; [ -e "$to" ] && {{ touch "$to"; exit 0; }}
 part="$to.part-$$"; mkdir -p "$part"; trap 'rm -rf "$part"' EXIT
 tar --no-same-owner -xzf - -C "$part"; mv -T "$part" "$to" 2>/dev/null || [ -e "$to" ]
 """

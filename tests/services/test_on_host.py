@@ -287,6 +287,47 @@ def test_a_cancelled_job_whose_supervisor_dies_stays_cancelled(host: SshServer) 
     assert ended.ended
 
 
+def test_clean_removes_what_no_job_and_no_run_needs(host: SshServer, job: Callable[[float], Path]) -> None:
+    job(0.2)
+    ran = launch("on", NAME, "job.yaml", "--cpu", "-o", "json")
+    assert ran.returncode == 0, ran.stderr
+    root = host.home / "launch"
+    ended = jobs_on(host)[0]
+    running = create(host_request("import time; time.sleep(60)"))
+    queued, gone = root / "jobs" / "queued", root / "jobs" / "gone"
+    for folder, code in ((queued, "of-queued"), (gone, "of-gone")):
+        folder.mkdir()
+        (folder / "lock").touch()
+        text = {**ended, "id": folder.name, "code": code, "folder": "~/launch/runs/gone", "run": "gone"}
+        (folder / "job.json").write_text(json.dumps(text | {"python": "~/launch/venvs/top/bin/python"}))
+    (queued / "slurm.json").write_text('{"number": 7}')
+    for name in ("code/of-queued", "code/of-gone", "trainer/old", "work/queued-1", "work/gone", "venvs/unused"):
+        (root / name).mkdir(parents=True)
+        (root / name / "file").write_text("x" * 1000)
+    for name, base in (("top", "venvs/base/bin/python"), ("base", "bin/python")):
+        (root / "venvs" / name).mkdir()
+        (root / "venvs" / name / "launch.json").write_text(json.dumps({"python": str(root / base)}))
+    (root / "code" / "young").mkdir()
+    for path in [path for path in root.glob("*/*") if path.name != "young"]:
+        os.utime(path, (0, 0), follow_symlinks=False)
+    expected = ["code/of-gone", "jobs/gone", "trainer/old", "venvs/unused", "work/gone"]
+    listed = json.loads(launch("on", NAME, "--clean", "--dry-run", "-o", "json").stdout)
+    assert sorted(item["path"] for item in listed["removed"]) == expected
+    assert (root / "trainer" / "old").exists()
+    before = sorted(path.relative_to(root).as_posix() for path in root.glob("*/*"))
+    cleaned = launch("on", NAME, "--clean")
+    assert cleaned.returncode == 0, cleaned.stderr
+    assert "1 code version: 1.0 kB" in cleaned.stdout
+    after = sorted(path.relative_to(root).as_posix() for path in root.glob("*/*") if path.suffix != ".lock")
+    assert after == [name for name in before if name not in expected]
+    assert OnHost(connect_to(NAME)).get(running.name).state == "RUNNING"
+    assert launch("status", ended["run"]).returncode == 0
+    assert "removed 0 B" in launch("on", NAME, "--clean").stdout
+    refused = launch("on", NAME, "job.yaml", "--clean")
+    assert "a spec cannot be combined with --clean" in refused.stderr
+    assert "--gpus cannot be combined with --clean" in launch("on", NAME, "--clean", "--gpus", "2").stderr
+
+
 # --- The host's side --------------------------------------------------------------------------------------------------
 
 

@@ -4,13 +4,18 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from launcher.cli.help_page import CONNECTION, MACHINE, OUTPUT, RUN, option
-from launcher.cli.options import DryRun, Explain, Output, OutputFormat, WatchFor, flags_of, gather
+from launcher.cli.help_page import CONNECTION, MACHINE, OUTPUT, RUN, WHERE, option
+from launcher.cli.options import DryRun, Explain, Output, OutputFormat, WatchFor, flag_words, flags_of, gather
 from launcher.errors import UsageError, refuse_with
+
+if TYPE_CHECKING:
+    from launcher.inputs.gather import Inputs
+    from launcher.plan.model import Plan
+    from launcher.remote.connection import Connection
 
 
 def on(
@@ -32,6 +37,7 @@ def on(
     detach: Annotated[bool, option(OUTPUT, "--detach", help="Return as soon as the job runs.")] = False,
     resume: Annotated[str | None, option(RUN, "--resume", help="Resume a run that has ended.", metavar="RUN")] = None,
     new: Annotated[bool, option(RUN, "--new", help="Start a fresh run, even if this job has run before.")] = False,
+    clean: Annotated[bool, option(WHERE, "--clean", help="Remove what launch put there and nothing needs.")] = False,
     accept_host_key: Annotated[
         bool, option(CONNECTION, "--accept-host-key", help="Store the key of a host that is not known yet.")
     ] = False,
@@ -42,11 +48,12 @@ def on(
 
     Plans the run (--dry-run shows the plan, without a connection), checks GPUs, disk and Python of the host, sends the
     code and starts the job, which outlives the connection. The same command on an active run follows that run.
+
+    --clean removes code, environments, versions of launch and records of jobs that no running job and no run folder
+    there needs (--dry-run lists them). Runs stay: launch rm deletes them.
     """
     from launcher.cli.ui.plan_page import show_plan
-    from launcher.inputs.gather import Inputs
     from launcher.inputs.planning import planned
-    from launcher.plan.model import Plan
     from launcher.plan.on_host import on_host
     from launcher.remote.connection import Connection, Host, connect_to
     from launcher.services.hosts.environment import packages_of
@@ -56,27 +63,34 @@ def on(
     if host.endswith((".yaml", ".yml")):
         raise UsageError(f"{host} is a spec, not a host", f"Name the host first: launch on HOST {host}")
     hosts = read_hosts(os.environ)
-    named_python = python or hosts.entry(host).python or ""
+    if clean:
+        of_job: dict[str, object] = {word: True for word in flag_words(flags) if word.startswith("--")}
+        of_job |= {"a spec": spec, "--cpu": cpu, "--python": python, "--explain": explain, "--detach": detach}
+        refuse_with("--clean", {**of_job, "--resume": resume, "--new": new, "--watch-for": watch_for})
+        clean_host(Connection(Host(host), accept_host_key=accept_host_key), output_format, dry_run=dry_run)
+        return
+    python = python or hosts.entry(host).python
     _ = Host(host).words  # raises UsageError for a name that is no host, also in a dry run
-    of_cloud = {f"--{name}": getattr(flags, name) for name in ("spot", "region", "zone", "provisioning", "flex_start")}
-    hint = "Remove it: a host has neither regions nor provisioning."
-    refuse_with("launch on", {flag.replace("_", "-"): value for flag, value in of_cloud.items()}, hint)
+    of_cloud = {"--spot": flags.spot, "--region": flags.region, "--zone": flags.zone, "--flex-start": flags.flex_start}
+    refuse_with(
+        "launch on",
+        {**of_cloud, "--provisioning": flags.provisioning},
+        "Remove it: a host has neither regions nor provisioning.",
+    )
     if dry_run or explain:
         refuse_with("--dry-run", {"--detach": detach, "--resume": resume, "--new": new, "--watch-for": watch_for})
-    if new and (resume or flags.run_id):
-        raise UsageError("--new cannot be combined with --resume or --run-id", "Remove one of them.")
+    if new:
+        refuse_with("--new", {"--resume": resume, "--run-id": flags.run_id})
     if resume:
         refuse_with("--resume", {"--run-id": flags.run_id})
         if spec is None:
             raise UsageError("--resume needs the spec", f"launch on {host} SPEC --resume {resume}")
         flags = flags._replace(run_id=resume)
-    if (flags.nodes or 1) > 1:
-        raise UsageError("launch on runs a job on one host", "Remove --nodes; several hosts are not supported yet.")
     inputs = gather("local", spec, flags, more=hosts.defaults(host), docker=True)
     if inputs.spec.machine.nodes > 1:
         raise UsageError("launch on runs a job on one host", "Set --nodes 1; several hosts are not supported yet.")
 
-    def plan_of(inputs: Inputs) -> Plan:
+    def plan_of(inputs: "Inputs") -> "Plan":
         local = planned(inputs)
         with inputs.located.naming_places():
             return on_host(
@@ -84,8 +98,8 @@ def on(
                 host,
                 inputs.located.spec.output or "runs",
                 code=inputs.context.code.digest,
-                python=named_python,
-                packages={} if named_python else packages_of(inputs),
+                python=python or "",
+                packages={} if python else packages_of(inputs),
                 gpus=0 if cpu else local.machine.gpus,
                 price=inputs.spec.limits.price,
                 price_source=inputs.located.place("limits.price"),
@@ -120,3 +134,33 @@ def on(
     remember(driver.plan.run, host)
     options = LaunchOptions(detach=detach, watch_seconds=watch_for, target="on")
     follow_driver(driver, watcher, printer, output_format, options, fresh=True, resume=bool(resume))
+
+
+CLEAN_SECONDS: Final = 600.0
+CLEANED: Final = {
+    "trainer": "launch version",
+    "code": "code version",
+    "venvs": "environment",
+    "jobs": "job record",
+    "work": "working folder",
+    "runs-locked": "run lock",
+}
+"""Folder below ~/launch -> what it holds."""
+
+
+def clean_host(connection: "Connection", output_format: Output, *, dry_run: bool) -> None:
+    """Remove what nothing needs on a host, and print it. Raises LaunchError."""
+    from launcher.cli.ui.documents import printed
+    from launcher.remote.agent import Agent, trainer_digest
+    from launcher.text import plural, size_text
+
+    request = {"trainer": trainer_digest(), "dry_run": dry_run}
+    removed = Agent(connection).call("clean", request, seconds=CLEAN_SECONDS)
+    if output_format is not Output.text:
+        printed({"removed": removed, "dry_run": dry_run}, output_format)
+        return
+    for folder, name in CLEANED.items():
+        if sizes := [item["bytes"] for item in removed if item["path"].startswith(f"{folder}/")]:
+            print(f"{plural(len(sizes), name)}: {size_text(sum(sizes))}")
+    total = size_text(sum(item["bytes"] for item in removed))
+    print(f"{'would remove' if dry_run else 'removed'} {total} below {connection.host.name}:~/launch")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launch_train.host import environment, job, machine
+from launch_train.host import cleaning, environment, job, machine
 from launch_train.host.folder_server import MARK, serve
 
 
@@ -38,6 +38,8 @@ def main(argv: list[str]) -> None:
             answer = job.cancel_job(root, request["id"])
         case "remove":
             job.remove_job(root, request["id"])
+        case "clean":
+            answer = cleaning.remove_unneeded(root, request["trainer"], dry_run=request["dry_run"])
         case "describe":
             answer = machine.describe_machine(root)
             answer["environments"] = environment.complete_environments(root)
