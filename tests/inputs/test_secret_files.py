@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import os
 import re
 import time
 from pathlib import Path
@@ -171,20 +170,6 @@ def test_a_secret_across_two_chunks_is_found_on_its_line(tmp_path: Path) -> None
         (file,) = collect_code(tmp_path)
         _, secret = hashed_and_searched(file.path)
         assert secret == ("Hugging Face token", text.partition("hf_")[0].count("\n") + 1)
-
-
-def test_each_file_is_read_once_for_its_digest_and_its_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-    real = os.open
-
-    def record(path: Path, *rest: int) -> int:
-        opened.append(Path(path).name)
-        return real(path, *rest)
-
-    monkeypatch.setattr(os, "open", record)
-    written(tmp_path, a__py="1", b__json="{}", c__bin="\0")
-    assert len(judged(tmp_path).files) == 3
-    assert sorted(opened) == ["a.py", "b.json", "c.bin"]
 
 
 def test_this_repository_has_no_secrets() -> None:

@@ -159,20 +159,6 @@ def test_a_selftest_that_leaves_something_fails(world: World) -> None:
     assert "✗" not in ran.out
 
 
-def test_what_cannot_be_removed_keeps_nothing_else_alive(world: World) -> None:
-    world.lives["cpu"] = RUNS
-    with world.kit() as kit:
-        kit.launch(*creation(kit, BY_NAME["cpu"]), "--detach").checked()
-        world.cloud.faults.add(Fault("aiplatform.*", Status(403), times=None))
-        found = clean(kit, kit.prefix)
-        assert found.removed == (f"bucket {kit.prefix}",)
-        (problem,) = found.problems
-        assert problem.startswith("jobs: Vertex AI: ")
-        world.cloud.faults.clear()
-        assert len(clean(kit, kit.prefix).removed) == 1
-        assert world.left() == []
-
-
 def test_a_region_that_cannot_be_read_is_told(world: World) -> None:
     """There may be a job in it; those in others are removed all the same."""
     world.lives["cpu"] = RUNS

@@ -79,11 +79,3 @@ def test_a_vm_that_cannot_be_made(world: World) -> None:
         (vm,) = run(kit, "vm")
         assert vm.ok is False, vm
         assert world.left() == []
-
-
-def test_no_vm_to_be_had(world: World) -> None:
-    with world.kit(bucket=False, image=False) as kit:
-        world.cloud.compute.capacity.out("*")
-        (vm,) = run(kit, "vm")
-        assert (vm.ok, vm.why.startswith("no capacity")) == (None, True), vm
-        assert world.left() == []

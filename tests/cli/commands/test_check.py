@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.cli.ui.spec_changes import inline_code
-from tests.command import ROOT, SPECS, WORLD, launch
+from tests.command import ROOT, SPECS, launch
 from tests.test_imports import heavy, modules_of_launch
 
 GOOD = "name: good\nmachine: {type: l4}\nregions: [us-central1]\noutput: gs://my-bucket/runs\nlimits: {hours: 2}\n"
@@ -258,26 +255,3 @@ def test_a_check_loads_nothing_heavy() -> None:
     assert "launcher.plan.build" in loaded
     assert not heavy(loaded)
     assert "rich" not in loaded
-
-
-def test_two_hundred_specs_in_three_seconds(folder: Path) -> None:
-    """Of CPU time; half of them share a folder with code."""
-    subprocess.run(["git", "init", "-q", folder], check=True)
-    (folder / "src").mkdir()
-    for number in range(20):
-        (folder / "src" / f"part{number}.py").write_text(f"import json\nimport part{(number + 1) % 20}\n")
-    own = "image: {code: ../src}\nrun: {script: part0.py}\n"
-    for number in range(200):
-        text = GOOD.replace("name: good", f"name: job-{number}") + own * (number % 2)
-        (folder / "specs" / f"{number}.yaml").write_text(text)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ran = subprocess.run(
-        [sys.executable, "-m", "launcher", "check", folder / "specs", "-o", "json"],
-        env=WORLD,
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert len(json.loads(ran.stdout)["specs"]) == 201
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3

@@ -22,7 +22,7 @@ from launch_train.checkpointing.lease import Lease
 from launch_train.common import contract
 from launch_train.common.config import parse
 from launch_train.common.errors import OutputError, PreemptedError
-from launch_train.common.storage import Buffer, LocalFolder, Storage, UnreachableError
+from launch_train.common.storage import Buffer, LocalFolder, Storage
 from launch_train.distributed.process_group import Ranks
 from launch_train.runfolder.starts import parse_metrics
 from launch_train.telemetry.metric_sink import Sink
@@ -132,23 +132,6 @@ def test_the_first_checkpoint_comes_early_and_the_next_by_the_interval(
         assert not saver.due()
         clock[0] += 2
         assert saver.due()
-
-
-def test_a_write_test_that_takes_too_long_gives_a_lower_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr(multipart_writer, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-
-    class Unreachable(SlowFolder):
-        def write(self, name: str, data: Buffer, *, create: bool = False, crc32c: str = "") -> str:
-            clock[0] += self.object_seconds
-            raise UnreachableError("no answer")
-
-    size, cancelled = 100 * multipart_writer.PART_BYTES, threading.Event()
-    folder = Unreachable(tmp_path, clock, 6.0)
-    seconds = multipart_writer.time_writing(folder, 0, size, deadline=1005.0, cancelled=cancelled)
-    assert seconds >= 6 * 100 / multipart_writer.WORKERS
-    with pytest.raises(UnreachableError):
-        multipart_writer.time_writing(folder, 0, 1, deadline=2000.0, cancelled=cancelled)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import socket
@@ -16,7 +15,6 @@ import pytest
 
 from launch_train.common import contract
 from launch_train.common.contract import Exit
-from launch_train.common.heartbeat import Heartbeat, create_heartbeat, newest_beat
 from launch_train.common.storage import LocalFolder
 from launch_train.node import collector
 from launch_train.node.collector import LINE, RowReader, StepRows, is_read_from
@@ -291,17 +289,6 @@ def test_a_late_value_joins_its_row_and_the_newest_step_stays_last(
     rows.write()
     assert len(sink.rows) == 5
     assert capfd.readouterr().err.count("accuracy of step 1 came too late") == 1
-
-
-def test_scalars_extend_a_deadline_but_never_shorten_a_later_one(tmp_path: Path) -> None:
-    create_heartbeat(tmp_path)
-    heartbeat = Heartbeat({contract.WATCH: str(tmp_path)})
-    heartbeat.extend(60.0)
-    first = newest_beat(tmp_path)
-    assert math.isclose(first.deadline - first.last, 60.0)
-    heartbeat.expect(600.0)
-    heartbeat.extend(60.0)
-    assert math.isclose(newest_beat(tmp_path).deadline - newest_beat(tmp_path).last, 600.0)
 
 
 @pytest.mark.parametrize(

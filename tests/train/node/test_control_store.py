@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,6 @@ from launch_train.node.control_store import (
     Store,
     StoreLostError,
     Timing,
-    reserve_port,
 )
 from launch_train.node.coordinator import Coordinator
 from launch_train.node.exit_status import End, Outcome
@@ -183,19 +181,6 @@ def test_one_failure_stops_all_and_a_new_port_is_found(crew: Crew) -> None:
     assert crew.record.terminal() == "node 0: exit code 1; failed 2 times without a new checkpoint"
 
 
-def test_a_new_line_to_the_same_node_is_another_member(crew: Crew) -> None:
-    crew.join(0, 1)
-    crew.coordinator.start()
-    first = crew.ordered(0)
-    crew.members[1].close()
-    crew.join(1)
-    until(lambda: crew.state(0).phase == "stop", "the stop")
-    assert not crew.members[1].belongs(first)
-    crew.report(0, Outcome(0, 1, note="stopped with the others"))
-    assert crew.members[1].belongs(crew.ordered(1))
-    assert "node 1: was replaced" in crew.said[-1]
-
-
 def test_an_alarm_ends_the_run_everywhere(crew: Crew) -> None:
     crew.coordinator.start()
     crew.join(1)
@@ -313,17 +298,6 @@ def test_a_node_replaced_while_the_run_folder_was_away_costs_no_start(tmp_path: 
         member.close()
 
 
-def test_an_alarm_can_not_undo_what_is_done(tmp_path: Path) -> None:
-    crew = Crew(tmp_path, 1, timing=replace(FAST, tick=0.5))  # both come between two looks of the coordinator
-    crew.join(0)
-    crew.coordinator.start()
-    crew.ordered(0)
-    crew.store.set("outcome/0/0", json.dumps(asdict(Outcome(0, 0))))
-    crew.store.set("alarm", json.dumps(asdict(End(143, "stopped by SIGTERM"))))
-    assert crew.end() == End(0, "done")
-    crew.members[0].close()
-
-
 def test_a_reason_that_can_not_be_written_is_told_all_the_same(shaky: Crew) -> None:
     shaky.ordered(0)
     shake(shaky, 10**9)
@@ -376,19 +350,6 @@ def test_a_lost_store_is_noticed(vanish: Callable[[Broken], None]) -> None:
     member.report(0, Outcome(1, 0))  # it must not hang
     store.woken.set()
     member.close()
-
-
-def test_a_reserved_port_can_be_listened_on_by_the_one_who_knows_it() -> None:
-    held, port = reserve_port()
-    with held:
-        others = [socket.socket() for _ in range(200)]
-        for other in others:
-            other.bind(("", 0))
-        assert port not in {other.getsockname()[1] for other in others}
-        with socket.create_server(("", port)):  # sets SO_REUSEADDR, as torch's does
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        for other in others:
-            other.close()
 
 
 def test_the_store_of_torch_is_one_too() -> None:

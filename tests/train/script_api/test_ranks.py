@@ -139,34 +139,6 @@ def test_ranks_at_different_steps_are_refused(tmp_path: Path) -> None:
     assert [one.code for one in said] == [2, 2], said
 
 
-def test_the_comparison_costs_one_word_a_save(tmp_path: Path) -> None:
-    """Known differences are not exchanged again, and nothing piles up in the store."""
-    text = """
-from launch_train import checkpoint
-from launch_train.script_api import state_comparison as comparison
-rounds = []
-real = comparison.Comparison._exchange
-comparison.Comparison._exchange = lambda self, word: rounds.append(len(word)) or real(self, word)
-state = {"model": torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(200)]), "best": 0.0}
-checkpoint.restore(state)
-before = len(rounds)
-for step in range(1, 6):
-    state["best"] = 1.0 + step * rank
-    checkpoint.save(step, state, wait=True)
-store = dist.distributed_c10d._get_default_store()
-dist.barrier()
-left = [key for key in range(1, len(rounds)) if store.check([f"launch/compare/{key}/{rank}"])]
-print(before, len(rounds) - before, max(rounds[-4:]), len(left))
-"""
-    said = run_ranks(text, tmp_path / "run")
-    assert [one.code for one in said] == [0, 0], said
-    before, rounds, longest, left = map(int, said[0].out.split())
-    assert before == 1
-    assert rounds == 5 + 2
-    assert longest <= 64
-    assert left == 0
-
-
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     text = "import time\nfrom launch_train.distributed import process_group\n"
     text += "process_group.LATE_SECONDS = 0.1\nif rank: time.sleep(1)"

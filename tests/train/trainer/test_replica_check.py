@@ -162,22 +162,6 @@ def test_who_differs(digests: list[tuple[int, int]], expected: ReplicaDifference
     assert find_difference(digests, 4, 8) == expected
 
 
-@pytest.mark.parametrize(("cost", "usual", "interval"), [(0.0018, 0.5, 4), (0.0, 0.5, 1), (0.01, 0.0011, 9091)])
-def test_comparing_costs_a_thousandth(cost: float, usual: float, interval: int) -> None:
-    """Two ranks with their collectives left out."""
-    replicas = ReplicaCheck(Ranks(), sharded=False)
-    replicas.compares = True
-    model = nn.Linear(2, 2)
-    replicas.start(40)
-    assert replicas.due(41)
-    replicas.compare(41, model.parameters(), torch.optim.SGD(model.parameters()))
-    replicas._stopwatch.read()
-    replicas._stopwatch._times, replicas._host_seconds = [(cost, 0.0, 0.0)], 0.0
-    assert replicas.read(usual) is None
-    assert (replicas.last_agreed, replicas.interval) == (41, interval)
-    assert [replicas.due(41 + interval - 1), replicas.due(41 + interval)] == [False, True]
-
-
 def test_one_rank_compares_nothing() -> None:
     replicas = ReplicaCheck(Ranks(), sharded=False)
     assert not replicas.due(1)
