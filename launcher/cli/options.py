@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from launcher.cli.help_page import COMMON, COST, MACHINE, OUTPUT, RUN, WHERE, Command, option
+from launcher.cli.help_page import COMMON, CONNECTION, COST, MACHINE, OUTPUT, RUN, WHERE, Command, option
 from launcher.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ AllRuns = Annotated[bool, option(OUTPUT, "--all", help="Print all runs, not only
 DryRun = Annotated[bool, option(OUTPUT, "--dry-run", help="Print the plan; submit nothing.")]
 Explain = Annotated[bool, option(OUTPUT, "--explain", help="Print the plan with all its reasons; submit nothing.")]
 Offline = Annotated[bool, option(COST, "--offline", help="Use the prices shipped with launch.")]
+AcceptHostKey = Annotated[
+    bool, option(CONNECTION, "--accept-host-key", help="Store the key of a host that is not known yet.")
+]
 Yes = Annotated[bool, option(COST, "--yes", "-y", help="Submit without the question about the cost.")]
 
 

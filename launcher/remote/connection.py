@@ -226,12 +226,12 @@ tar --no-same-owner -xzf - -C "$part"; mv -T "$part" "$to" 2>/dev/null || [ -e "
         if "REMOTE HOST IDENTIFICATION HAS CHANGED" in text or "Host key for" in text:
             return NotAuthorised(
                 f"the host key of {name} has changed: another machine,\nor an intercepted connection",
-                f"If it was reinstalled: {self.host.forget_key}\nThen: launch on {name} SPEC --accept-host-key",
+                f"If it was reinstalled: {self.host.forget_key}\nThen: launch gpus --on {name} --accept-host-key",
             )
         if "Host key verification failed" in text or "host key is known" in text:
             return NotAuthorised(
                 f"{name} is not a known host; its key is {self.fingerprint()}",
-                f"If that is its key: launch on {name} SPEC --accept-host-key",
+                f"If that is its key: launch gpus --on {name} --accept-host-key",
             )
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "no message")
         if "Permission denied" in text or "Too many authentication failures" in text:
@@ -251,9 +251,9 @@ tar --no-same-owner -xzf - -C "$part"; mv -T "$part" "$to" 2>/dev/null || [ -e "
 
 
 @cache
-def connect_to(name: str) -> Connection:
-    """Return this process's connection to a host, whose key is known. Opens nothing yet."""
-    return Connection(Host(name))
+def connect_to(name: str, *, accept_host_key: bool = False) -> Connection:
+    """Return this process's connection to a host. Opens nothing yet. `accept_host_key`: as for Connection."""
+    return Connection(Host(name), accept_host_key=accept_host_key)
 
 
 @cache

@@ -396,9 +396,17 @@ def test_an_unknown_host_key_is_shown_and_must_be_accepted(tmp_path: Path, monke
     with a_host(tmp_path, monkeypatch, python=sys.executable, known=False):
         with pytest.raises(NotAuthorised, match="is not a known host; its key is ssh-ed25519 SHA256:"):
             reach(NAME)
-        reach(NAME, accept_host_key=True)
-        Connection(Host(NAME)).close()
-        reach(NAME)
+        known = tmp_path / "known_hosts"
+        for words in (("gpus", "--on", NAME), ("runs", "--on", NAME), ("on", NAME, "--clean", "--dry-run")):
+            refused = launch(*words)
+            assert f"launch gpus --on {NAME} --accept-host-key" in refused.stderr
+            assert known.read_text() == ""
+            accepted = launch(*words, "--accept-host-key")
+            assert accepted.returncode == 0, accepted.stderr
+            assert launch(*words).returncode == 0
+            Connection(Host(NAME)).close()
+            known.write_text("")
+    assert "--accept-host-key needs a host" in launch("gpus", "--accept-host-key").stderr
 
 
 def test_a_changed_host_key_is_refused(host: SshServer, tmp_path: Path) -> None:

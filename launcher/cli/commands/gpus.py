@@ -12,7 +12,7 @@ from msgspec import to_builtins
 from launcher import catalog
 from launcher.catalog.offers import MODELS, OfferQuery, offers
 from launcher.cli.help_page import COST, MACHINE, OUTPUT, WHERE, option
-from launcher.cli.options import Offline, Output, OutputFormat
+from launcher.cli.options import AcceptHostKey, Offline, Output, OutputFormat
 from launcher.cli.ui.documents import printed
 from launcher.cli.ui.offer_table import offer_lines, offers_data
 from launcher.errors import UsageError, refuse_with
@@ -57,6 +57,7 @@ def gpus(
     on: Annotated[
         str | None, option(WHERE, "--on", help="List a host's GPUs over SSH, and who uses them.", metavar="HOST")
     ] = None,
+    accept_host_key: AcceptHostKey = False,
     offline: Offline = False,
     sort: Annotated[Order, option(OUTPUT, "--sort", help="Cheapest, most memory or most FLOP/s first.")] = Order.price,
     output_format: OutputFormat = Output.text,
@@ -67,10 +68,12 @@ def gpus(
     over machine types and regions. Sends no request without --live or --on. --live reads the quotas of your project
     and Google's advice on Spot capacity in the first 12 offers (default: in gcloud's region).
     """
+    if accept_host_key and not on:
+        raise UsageError("--accept-host-key needs a host", "Name it: --on HOST")
     if on:
         named = {"--type": type, "--memory": memory, "--region": region, "--provisioning": provisioning}
         refuse_with("--on", {**named, "--max-usd": max_usd, "--live": live})
-        show_host(on, output_format)
+        show_host(on, output_format, accept_host_key=accept_host_key)
         return
     regions = region or (list(default_regions(os.environ)) if live else [])
     if live and not regions:
@@ -90,7 +93,7 @@ def gpus(
         printed(offers_data(known, shown, total, seen), output_format)
 
 
-def show_host(name: str, output_format: Output) -> None:
+def show_host(name: str, output_format: Output, *, accept_host_key: bool) -> None:
     """Print the GPUs of a host, and who uses them. Raises LaunchError: no connection."""
     from launcher.remote.agent import Agent
     from launcher.remote.connection import connect_to
@@ -98,7 +101,10 @@ def show_host(name: str, output_format: Output) -> None:
     from launcher.spec.hosts_file import read_hosts
 
     entry: dict[str, Any] = to_builtins(read_hosts(os.environ).entry(name))
-    facts = {**Agent(connect_to(name)).call("describe"), **({"hosts.yaml": entry} if entry else {})}
+    facts = {
+        **Agent(connect_to(name, accept_host_key=accept_host_key)).call("describe"),
+        **({"hosts.yaml": entry} if entry else {}),
+    }
     if output_format is not Output.text:
         printed(facts, output_format)
         return

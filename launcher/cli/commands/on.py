@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from launcher.cli.help_page import CONNECTION, MACHINE, OUTPUT, RUN, WHERE, option
-from launcher.cli.options import DryRun, Explain, Output, OutputFormat, WatchFor, flag_words, flags_of, gather
+from launcher.cli.help_page import MACHINE, OUTPUT, RUN, WHERE, option
+from launcher.cli.options import (
+    AcceptHostKey,
+    DryRun,
+    Explain,
+    Output,
+    OutputFormat,
+    WatchFor,
+    flag_words,
+    flags_of,
+    gather,
+)
 from launcher.errors import UsageError, refuse_with
 
 if TYPE_CHECKING:
@@ -38,9 +48,7 @@ def on(
     resume: Annotated[str | None, option(RUN, "--resume", help="Resume a run that has ended.", metavar="RUN")] = None,
     new: Annotated[bool, option(RUN, "--new", help="Start a fresh run, even if this job has run before.")] = False,
     clean: Annotated[bool, option(WHERE, "--clean", help="Remove what launch put there and nothing needs.")] = False,
-    accept_host_key: Annotated[
-        bool, option(CONNECTION, "--accept-host-key", help="Store the key of a host that is not known yet.")
-    ] = False,
+    accept_host_key: AcceptHostKey = False,
     watch_for: WatchFor = None,
     output_format: OutputFormat = Output.text,
 ) -> None:
@@ -55,7 +63,7 @@ def on(
     from launcher.cli.ui.plan_page import show_plan
     from launcher.inputs.planning import planned
     from launcher.plan.on_host import on_host
-    from launcher.remote.connection import Connection, Host, connect_to
+    from launcher.remote.connection import Host, connect_to
     from launcher.services.hosts.environment import packages_of
     from launcher.spec.hosts_file import read_hosts
 
@@ -67,7 +75,7 @@ def on(
         of_job: dict[str, object] = {word: True for word in flag_words(flags) if word.startswith("--")}
         of_job |= {"a spec": spec, "--cpu": cpu, "--python": python, "--explain": explain, "--detach": detach}
         refuse_with("--clean", {**of_job, "--resume": resume, "--new": new, "--watch-for": watch_for})
-        clean_host(Connection(Host(host), accept_host_key=accept_host_key), output_format, dry_run=dry_run)
+        clean_host(connect_to(host, accept_host_key=accept_host_key), output_format, dry_run=dry_run)
         return
     python = python or hosts.entry(host).python
     _ = Host(host).words  # raises UsageError for a name that is no host, also in a dry run
@@ -117,8 +125,8 @@ def on(
     from launcher.runs.submit import submission
     from launcher.services.hosts.arrival import prepare_host
 
-    context, printer = HostContext(connection=connect_to(host)), EventPrinter(plan)
-    Connection(Host(host), accept_host_key=accept_host_key).run("true")
+    context, printer = HostContext(connection=connect_to(host, accept_host_key=accept_host_key)), EventPrinter(plan)
+    context.connection.run("true")
     driver, watcher = submission(
         plan,
         inputs,

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 
 from launcher.cli.flows.cloud import here, say_not_searched
 from launcher.cli.help_page import WHERE, option
-from launcher.cli.options import AllRuns, Mine, Output, OutputFormat, Regions, time_option
+from launcher.cli.options import AcceptHostKey, AllRuns, Mine, Output, OutputFormat, Regions, time_option
 from launcher.cli.ui import run_table
 from launcher.cli.ui.text import WIDTH
 from launcher.errors import UsageError, refuse_with
@@ -27,6 +27,7 @@ def runs(
     local: Annotated[bool, option(WHERE, "--local", help="Only runs on this machine.")] = False,
     cloud: Annotated[bool, option(WHERE, "--cloud", help="Only runs in the cloud.")] = False,
     on: Annotated[str | None, option(WHERE, "--on", help="Only runs on this host, by SSH.", metavar="HOST")] = None,
+    accept_host_key: AcceptHostKey = False,
     folder: Annotated[
         Path | None, option(WHERE, "--folder", help="Folder of the local runs; default: ./runs.", metavar="DIR")
     ] = None,
@@ -66,11 +67,13 @@ def runs(
         labels=label_filter(labels or ()),
         since=None if since is None else time.time() - since,
     )
+    if accept_host_key and not on:
+        raise UsageError("--accept-host-key needs a host", "Name it: --on HOST")
     if on:
         refuse_with(
             "--on", {"--local": local, "--cloud": cloud, "--folder": folder, "--region": regions, "--mine": mine}
         )
-        host = HostContext(connection=connect_to(on))
+        host = HostContext(connection=connect_to(on, accept_host_key=accept_host_key))
         show_list(list_runs(lambda: host, wanted, "cloud"), wanted, output_format, everything=everything)
         return
     show_runs(wanted, output_format, local=local, cloud=cloud, folder=folder, regions=regions, everything=everything)
