@@ -77,6 +77,8 @@ def on_host(
     machine = replace(
         plan.machine, machine_type=host, gpu="GPU", gpus=gpus, gpu_memory_gb=None, vcpus=None, memory_gb=None
     )
+    has_setup = plan.spec.get("image", {}).get("setup")
+    not_run = [f"image.setup is not run on a host: {'; '.join(has_setup)}"] if has_setup else []
     run_folder = new if new.startswith("gs://") else f"ssh://{host}/{new.lstrip('/')}"
     return bound(
         replace(
@@ -88,7 +90,7 @@ def on_host(
             image=replace(plan.image, uri="", builds_base=False) if plan.image else None,
             attempts=(moved,),
             limits=replace(plan.limits, usd_at_most=usd, usd_expected=None, usd_hard_bound=usd),
-            warnings=(*plan.warnings, *(about_colab(plan.run, run_folder) if is_colab else ())),
+            warnings=(*plan.warnings, *not_run, *(about_colab(plan.run, run_folder) if is_colab else ())),
             spec=replace_text(plan.spec, old.rpartition("/")[0], folder) if old else plan.spec,
         )
     )

@@ -824,11 +824,11 @@ def host_recipe(
     chosen = replace(chosen, gpu=replace(chosen.gpu, wheel=build))
     torch = torch_of(spec, catalog, context, chosen)
     if torch is None and not build:
-        raise no_build(f"torch {PINNED}", pinned, wanted, spec, catalog, context, chosen)
+        raise no_build(FIELD, pinned, wanted, spec, catalog, context, chosen)
     if torch is None and minor not in pinned.python:
         raise PlanRefused(
             f"torch {PINNED} has no wheel for Python {minor}; it has wheels for {', '.join(pinned.python)}",
-            f"Install another Python there: uv python install {pinned.python[-1]}; or name one: --python PATH",
+            f"Choose one: --set image.python={pinned.python[-1]}",
         )
     return Recipe(
         packages=packages,
@@ -858,7 +858,7 @@ def host_script(recipe: Recipe, *, on_base: bool, with_lock: bool) -> str:
     if on_base:
         steps += [KEEP_TORCH]
     if recipe.packages.tool == "uv":
-        steps += [f"command -v uv || {pip} uv"]
+        steps += [f"command -v uv || {pip} --ignore-installed uv"]
     steps += requirements_lines(recipe)
     if on_base and recipe.torch:
         steps += [NO_OTHER_TORCH]

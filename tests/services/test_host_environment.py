@@ -19,12 +19,20 @@ from msgspec.structs import replace
 
 from launch_train.host import environment
 from launch_train.host.job import RefusedError
+from launcher.errors import LaunchError
 from launcher.images.source_files import File
 from launcher.inputs.gather import GatherOptions, Inputs, gather
-from launcher.inputs.interpreter import PROBE
+from launcher.inputs.interpreter import PROBE, Interpreter
 from launcher.remote.agent import Agent
 from launcher.remote.connection import connect_to
-from launcher.services.hosts.environment import NODE_PACKAGES, facts_of, provide_python
+from launcher.services.hosts.environment import (
+    NODE_PACKAGES,
+    HostFacts,
+    choose_base,
+    facts_of,
+    problem_of,
+    provide_python,
+)
 from tests.command import ROOT
 from tests.remote.hosts import NAME, a_host
 from tests.services.test_on_host import launch
@@ -84,7 +92,8 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshServer]
 
 
 def test_the_requirements_are_installed_once_beside_the_pytorch_of_the_host(host: SshServer, project: Path) -> None:
-    planned_run = launch("on", NAME, "job.yaml", "--cpu", "--dry-run", "-o", "json")
+    planned_run = launch("on", NAME, "job.yaml", "--cpu", "--dry-run", "-o", "json", "--set", "image.setup=[echo]")
+    assert "image.setup is not run on a host: echo" in json.loads(planned_run.stdout)["warnings"]
     request = json.loads(planned_run.stdout)["attempts"][0]["request"]
     assert request["packages"] == {"requirements": "tiny_greeting==1.0  # a comment\n"}
     ran = launch("on", NAME, "job.yaml", "--cpu")
@@ -231,3 +240,62 @@ def test_the_packages_that_a_python_may_lack_are_those_of_the_lock() -> None:
     lines = (ROOT / "containers" / "node.in").read_text().splitlines()
     names = [line.partition(">")[0] for line in lines if line and not line.startswith("#")]
     assert tuple(names) == NODE_PACKAGES
+
+
+def facts_with_gpu(inputs: Inputs, driver: str, capability: float, version: str) -> HostFacts:
+    python = {"path": "/usr/bin/python3", "answer": [[int(part) for part in version.split(".")], {}, []]}
+    gpu = {"name": "NVIDIA GPU", "driver": driver, "capability": capability}
+    return facts_of({"pythons": [python], "gpus": [gpu], "environments": []}, inputs, 1, NAME)
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "python", "requirements", "torch"),
+    [
+        ("550.54.15", 8.9, "3.12.3", "", "2.13.0+cu126"),
+        ("580.65.06", 8.9, "3.12.3", "", "2.13.0+cu130"),
+        ("580.65.06", 7.0, "3.12.3", "", "2.13.0+cu126"),  # CUDA 13 has no kernels for a V100
+        ("580.65.06", 9.0, "3.12.3", "--extra-index-url https://download.pytorch.org/whl/cu126", "2.13.0+cu126"),
+        ("570.86.15", 12.0, "3.12.3", "torch==2.9.1", "2.9.1+cu128"),
+        ("[N/A]", 0.0, "3.12.3", "torch==2.9.1+cu128", "2.9.1+cu128"),
+    ],
+)
+def test_the_build_of_pytorch_fits_the_driver_and_the_gpu(
+    project: Path, tmp_path: Path, driver: str, capability: float, python: str, requirements: str, torch: str
+) -> None:
+    (project / "requirements.txt").write_text(requirements)
+    inputs = inputs_of(tmp_path)
+    recipe = choose_base(facts_with_gpu(inputs, driver, capability, python), inputs, NAME)[1]
+    assert recipe.torch is not None
+    assert f"{recipe.torch.version}+{recipe.torch.build}" == torch
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "python", "requirements", "message"),
+    [
+        ("570.86.15", 12.0, "3.12.3", "", r"(?s)cu130 needs driver 580, and .* 570.*torch==2.11.0\+cu128 works"),
+        ("470.1", 8.0, "3.12.3", "", r"cu126 needs driver 525, and the machine has 470"),
+        ("550.54", 8.9, "3.15.0", "", r"torch 2.13.0 has no wheel for Python 3.15"),
+        ("550.54", 8.9, "3.14.0", "torch==2.6.0", r"(?s)torch 2.6.0 has no wheel .* 3.14.*uv python install"),
+        ("550.54", 8.9, "3.9.0", "", r"(?s)has no Python that can run this job.*python3-venv"),
+    ],
+)  # fmt: skip
+def test_a_host_without_a_pytorch_that_runs_is_an_error_with_what_works(
+    project: Path, tmp_path: Path, driver: str, capability: float, python: str, requirements: str, message: str
+) -> None:
+    (project / "requirements.txt").write_text(requirements)
+    inputs = inputs_of(tmp_path)
+    with pytest.raises(LaunchError, match=message):
+        choose_base(facts_with_gpu(inputs, driver, capability, python), inputs, NAME)
+
+
+def test_a_pytorch_of_the_host_that_the_requirements_exclude_is_no_base(project: Path, tmp_path: Path) -> None:
+    python = Interpreter(path="/usr/bin/python3", origin=NAME, version=(3, 12, 3), installed={"torch": "2.13.0+cu130"})
+
+    def problem(requirements: str) -> str:
+        (project / "requirements.txt").write_text(requirements)
+        return problem_of(python, inputs_of(tmp_path))
+
+    assert problem("torch>=2.9\n") == problem("torch==2.13.0+cu130\n") == problem("einops\n") == ""
+    place = project / "requirements.txt"
+    assert problem("torch==2.9.1\n") == f"{place}:1 needs torch==2.9.1; it has 2.13.0+cu130"
+    assert problem("torch==2.13.0+cu126\n") == f"{place}:1 needs torch==2.13.0+cu126; it has 2.13.0+cu130"

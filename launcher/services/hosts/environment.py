@@ -85,8 +85,8 @@ def provide_python(agent: Agent, facts: HostFacts, named: str, inputs: Inputs, s
     `named` is the only Python to use, as it is; empty: any.
 
     Raises:
-        PlanRefused: no PyTorch that the requirements allow runs on the host.
-        LaunchError: no Python there is suitable, or packages can't be installed.
+        LaunchError: no Python there is suitable, no PyTorch that the requirements allow runs there, or packages can't
+            be installed.
     """
     host, source, packages = agent.connection.host, inputs.source, inputs.context.packages
     if named:
@@ -94,7 +94,8 @@ def provide_python(agent: Agent, facts: HostFacts, named: str, inputs: Inputs, s
             raise LaunchError(f"{named} on {host.name} is no Python", f"Try: ssh {host.ssh_text} {named} -VV")
         check_fitness(facts.pythons[0], needs_of_python(inputs))
         return facts.pythons[0].path
-    suitable = next((python for python in facts.pythons if not problem_of(python, inputs)), None)
+    problems = {python.path: problem_of(python, inputs) for python in facts.pythons}
+    suitable = next((python for python in facts.pythons if not problems[python.path]), None)
     has_packages = bool(source.requirements.strip() or source.project)
     needs = needs_of(replace(inputs.spec, secrets={}))  # which are sent to a host, not read there
     missing = suitable and any(package not in suitable.installed for package, _ in needs)
@@ -107,6 +108,8 @@ def provide_python(agent: Agent, facts: HostFacts, named: str, inputs: Inputs, s
         recipe = Recipe(packages=packages, torch=torch, full=False, python="", secrets=(), compiler=False, setup=())
         lacks = any(name not in suitable.installed for name in NODE_PACKAGES)
         return install(agent, facts, inputs, suitable, host_script(recipe, on_base=True, with_lock=lacks), say)
+    if unused := next((python for python in facts.pythons if "torch" in python.installed), None):
+        say(f"{host.name}: the PyTorch of {unused.path} is not used: {problems[unused.path]}")
     base, recipe = choose_base(facts, inputs, host.name)
     if packages.hashed and first(packages, "torch"):
         return install(agent, facts, inputs, base, host_script(recipe, on_base=False, with_lock=True), say)
@@ -132,7 +135,7 @@ def problem_of(python: Interpreter, inputs: Inputs) -> str:
         release, _, build = python.installed.get("torch", "").partition("+")
         wanted = wanted_build(inputs.spec, packages)
         if not release or not allowed(torch, (release,), prereleases=True) or (wanted and build not in ("", wanted)):
-            return f"it has torch {release or 'not'}, and {torch.where} needs {torch.text}"
+            return f"{torch.where} needs {torch.text}; it has {python.installed.get('torch', 'none')}"
     return ""
 
 
@@ -163,7 +166,9 @@ def choose_base(facts: HostFacts, inputs: Inputs, host: str) -> tuple[Interprete
             try:
                 return python, host_recipe(inputs.spec, catalog.load(), context, chosen, python.version, facts.gpu)
             except PlanRefused as error:
-                refused = error
+                refused = LaunchError(f"{host}: {error.problem}", error.hint)
+                if "image.python" in error.hint:  # which has no effect there
+                    refused.hint = "Install such a Python there (uv python install VERSION), and name it: --python PATH"
     raise refused
 
 

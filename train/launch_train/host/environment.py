@@ -21,8 +21,8 @@ from launch_train.host.job import RefusedError
 
 COMPLETE: Final = "launch.json"
 PROBE_SECONDS: Final = 60.0
-LINES: Final = 4
-"""The most lines of a failed program that an error shows."""
+LAST_LINES, SHOWN_LINES = 12, 4
+"""An error shows so many lines of a failed program, from the first among its last lines that says error."""
 NO_VENV_FIX: Final = (
     "Install what makes one, on the host: sudo apt-get install python3-venv\nOr name a Python that has the packages: "
     "--python PATH"
@@ -125,7 +125,7 @@ def install_packages(venv: Path, request: Mapping[str, Any]) -> None:
 def run_script(script: str, folder: Path, env: Mapping[str, str], log: Path, secrets: Sequence[str] = ()) -> str:
     """Run a script of `sh` with its output, without the secrets, in a file; return why it failed (empty: it did
     not)."""
-    lines = deque[str](maxlen=200)
+    lines = deque[str](maxlen=100)
     process = subprocess.Popen(
         ["sh", "-c", script],
         cwd=folder,
@@ -144,5 +144,7 @@ def run_script(script: str, folder: Path, env: Mapping[str, str], log: Path, sec
             output.flush()
     if not process.returncode:
         return ""
-    errors = [line for line in lines if line.lower().startswith(("error", "fatal", "×"))]
-    return "\n  ".join((errors or [line for line in lines if line])[-LINES:]) or f"exit code {process.returncode}"
+    last = [line for line in lines if line][-LAST_LINES:]
+    starts = [number for number, line in enumerate(last) if line.lower().startswith(("error", "fatal", "×"))]
+    begin = starts[0] if starts else -SHOWN_LINES
+    return "\n  ".join(last[begin:][:SHOWN_LINES]) or f"exit code {process.returncode}"
