@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # Google's libraries cost seconds: only the tests that use th
 
 @pytest.fixture
 def job(tmp_path: Path, cloud: GoogleCloud, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    from launcher.testing.registry import OciRegistry, put_image
     from tests.cli.cloudjobs import WELL, Job
+    from tests.registry import OciRegistry, put_image
 
     over = threading.Event()
 

@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.testing.googlecloud import GoogleCloud, Runner
-from launcher.testing.registry import OciRegistry, put_image
 from tests.command import ROOT, WORLD
 from tests.e2e.running import LAUNCH
 from tests.recipes import Step
+from tests.registry import OciRegistry, put_image
 
 PAGE = ROOT / "docs" / "recipes" / "run.md"
 BLOCK = re.compile(r"(?<=```text\n)\$ launch .*?(?=```)", re.DOTALL)

@@ -18,11 +18,11 @@ from launcher.selftest import steps
 from launcher.selftest.recording import write_bundle
 from launcher.selftest.steps import SMALL, cancelled_and_resumed
 from launcher.testing.googlecloud import FakeClock, GoogleCloud, Runner
-from launcher.testing.registry import OciRegistry
 from tests.cli.cloudjobs import RUNS
 from tests.command import ROOT
 from tests.e2e.recipe import cache
 from tests.e2e.running import run, started
+from tests.registry import OciRegistry
 from tests.selftest.comparison import read_bundle
 from tests.selftest.world import World
 

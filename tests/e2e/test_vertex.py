@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from launcher.testing.googlecloud import GoogleCloud, Runner
-from launcher.testing.registry import OciRegistry
 from tests.e2e.running import TINY, run, started
+from tests.registry import OciRegistry
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -36,7 +36,7 @@ def cloud() -> Iterator[GoogleCloud]:
 
 @pytest.fixture
 def job(tmp_path: Path, cloud: GoogleCloud) -> Iterator[Job]:
-    from launcher.testing.registry import put_image
+    from tests.registry import put_image
 
     with OciRegistry() as registry:
         image = f"{registry.host}/p/train@{put_image(registry, 'p/train')}"

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from launcher.testing.googlecloud import GoogleCloud, Pace
-from launcher.testing.registry import OciRegistry, put_image
 from tests.e2e.running import TINY, run, started
+from tests.registry import OciRegistry, put_image
 from tests.startup.park import Park
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from launcher.ssh.command import TUNNEL_URL
 from launcher.testing.googlecloud import GoogleCloud, Pace
-from launcher.testing.registry import OciRegistry, put_image
 from tests.command import ROOT, WORLD
 from tests.e2e.recipe import IMAGE, cache, printed, record, steps
+from tests.registry import OciRegistry, put_image
 from tests.ssh import Relay, SshServer
 from tests.ssh.server import make_key
 from tests.startup.park import Park

@@ -21,7 +21,7 @@ from launcher.testing.googlecloud import (
     Status,
     parse_custom_job,
 )
-from launcher.testing.googlecloud.vertex.rpc import serve_grpc
+from tests.googlecloud.rpc import serve_grpc
 from tests.googlecloud.test_custom_jobs import GOOD, PARENT
 
 CREATE = "aiplatform.projects.locations.customJobs.create"

@@ -19,9 +19,9 @@ from launcher.images.archives import Layer, Tree, layer
 from launcher.images.registry import Manifest, Registry, parse
 from launcher.images.source_files import File
 from launcher.testing.httpserver import Response
-from launcher.testing.registry import Fault, OciRegistry, Refuse, Reset, put_image
 from launcher.testing.registry.api import Request, error
-from launcher.testing.registry.faults import Serve
+from tests.registry import Fault, OciRegistry, Refuse, Reset, put_image
+from tests.registry.faults import Serve
 
 DOCKER, OCI = LAYER_TYPES
 STAMP = Stamp({"org.opencontainers.image.revision": "abc"}, "2026-01-02T03:04:05Z")

@@ -17,9 +17,9 @@ from launcher.images.registry import Registry, parse
 from launcher.plan.image import check_image_contents
 from launcher.plan.model import Image, ImageContents, Packages, Requirement
 from launcher.plan.placement import choose
-from launcher.testing.registry import OciRegistry
 from tests.images.test_append import DOCKER, put
 from tests.plan.planning import CATALOG, spec
+from tests.registry import OciRegistry
 
 VENV = "opt/venv/lib/python3.11/site-packages"
 TORCH = {f"{VENV}/torch-2.9.1+cu128.dist-info/METADATA": b"", f"{VENV}/torch/version.py": b"cuda = '12.8'\n"}

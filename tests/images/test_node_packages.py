@@ -17,8 +17,8 @@ from launcher.images.pipeline import ImageBuildRequest, Report, push, with_launc
 from launcher.images.source_files import File, Source
 from launcher.inputs.content import data_folder
 from launcher.plan.model import Image
-from launcher.testing.registry import OciRegistry, put_image
 from tests.images.test_append import manifest_of
+from tests.registry import OciRegistry, put_image
 
 
 def wheel(folder: Path, name: str, tag: str, files: dict[str, str]) -> str:

@@ -24,9 +24,9 @@ from launcher.images.registry import Registry, parse
 from launcher.images.source_files import Source
 from launcher.plan.build import with_digest
 from launcher.plan.model import Image
-from launcher.testing.registry import OciRegistry, put_image
 from tests.images.test_append import DOCKER
 from tests.plan.planning import planned
+from tests.registry import OciRegistry, put_image
 
 PINNED = f"docker.io/library/python@sha256:{'9' * 64}"
 

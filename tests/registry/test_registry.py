@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from launcher.testing.registry import (
+from tests.registry import (
     OciRegistry,
     digest,
 )

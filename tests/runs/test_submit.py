@@ -17,7 +17,7 @@ from launcher.runs.endings import RunSucceeded, settle
 from launcher.services import request
 from launcher.services.vertex import Vertex
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stage, Status
-from launcher.testing.googlecloud.vertex.rpc import serve_grpc
+from tests.googlecloud.rpc import serve_grpc
 from tests.runs.submitting import CANCEL, CREATE, DIGEST, LONG, Site, plan_of, ready
 
 DONE = (Stage("JOB_STATE_RUNNING", 0), Stage("JOB_STATE_SUCCEEDED", 5))

@@ -12,7 +12,7 @@ from launcher.selftest.recording import ALIKE, Recorder, note_http, recorded, te
 from launcher.services.compute.client import Compute
 from launcher.services.vertex import Vertex
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, parse_custom_job
-from launcher.testing.googlecloud.vertex.rpc import serve_grpc
+from tests.googlecloud.rpc import serve_grpc
 from tests.services.test_vertex import BODY
 
 

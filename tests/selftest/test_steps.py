@@ -14,10 +14,10 @@ from launcher.selftest.steps import ALL, BY_NAME, GROUPS, chosen
 from launcher.testing.googlecloud import Fault, Status
 from launcher.testing.googlecloud.images.cloud_build import Outcome
 from launcher.testing.googlecloud.project.billing import sku
-from launcher.testing.registry import Fault as RegistryFault
-from launcher.testing.registry import Refuse
 from tests.cli.cloudjobs import FAILED, FULL
 from tests.cli.vms import body
+from tests.registry import Fault as RegistryFault
+from tests.registry import Refuse
 from tests.selftest.world import World
 
 

@@ -28,9 +28,9 @@ from launcher.selftest.steps import BY_NAME, creation
 from launcher.testing.googlecloud import Bucket, FakeClock, GoogleCloud, Stage
 from launcher.testing.googlecloud.compute.vms import Vm
 from launcher.testing.googlecloud.images.cloud_build import Outcome, played
-from launcher.testing.registry import OciRegistry, put_image
 from tests.cli.cloudjobs import RUNS, WELL
 from tests.command import WORLD, Ran, as_process, launch
+from tests.registry import OciRegistry, put_image
 
 Record = dict[str, Any]
 BUILDING = (1, 2)

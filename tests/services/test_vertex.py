@@ -20,7 +20,6 @@ from launcher.testing.googlecloud import (
     Fault,
     GoogleCloud,
     Meanwhile,
-    PageGone,
     Reset,
     Stage,
     Status,
@@ -28,7 +27,8 @@ from launcher.testing.googlecloud import (
     Truncated,
     parse_custom_job,
 )
-from launcher.testing.googlecloud.vertex.rpc import serve_grpc
+from tests.googlecloud.effects import PageGone
+from tests.googlecloud.rpc import serve_grpc
 from tests.plan.planning import request
 from tests.runs.submitting import CANCEL, CREATE, GET, LIST, LONG
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from launcher.testing.googlecloud import GoogleCloud, MetadataServer
+from launcher.testing.googlecloud import GoogleCloud
 from launcher.testing.googlecloud.compute.vms import Vm
+from tests.startup.metadata import MetadataServer
 from tests.startup.world import World, end_all
 
 LOOK = 0.05

@@ -22,8 +22,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
-from launcher.testing.googlecloud import GoogleCloud, MetadataServer, Pace
+from launcher.testing.googlecloud import GoogleCloud, Pace
 from tests.plan.planning import told
+from tests.startup.metadata import MetadataServer
 from tests.startup.shell import SCRIPT
 
 P = ParamSpec("P")

@@ -9,14 +9,10 @@ on its own.
 from __future__ import annotations
 
 from launcher.testing.clock import FakeClock
-from launcher.testing.googlecloud.compute.metadata import MetadataServer
 from launcher.testing.googlecloud.compute.service import Pace, parse_bulk, parse_instance
 from launcher.testing.googlecloud.faults import (
     Fault,
-    KeepPart,
-    LoseSession,
     Meanwhile,
-    PageGone,
     Reset,
     Slow,
     Stalled,
@@ -36,12 +32,8 @@ __all__ = [
     "FakeClock",
     "Fault",
     "GoogleCloud",
-    "KeepPart",
-    "LoseSession",
     "Meanwhile",
-    "MetadataServer",
     "Pace",
-    "PageGone",
     "Recorded",
     "Reset",
     "Runner",

@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
 from launcher.testing.httpserver import Head, LoopbackServer, Response
-from launcher.testing.registry.access import Access
 from launcher.testing.registry.api import Api, Recorded, RefusedError, Request, Store, parse_path
-from launcher.testing.registry.faults import Faults
 
 
 class OciRegistry(LoopbackServer):
     """A registry on loopback, as a context manager. `requests` has all requests, in order.
 
     `repositories`: the existing ones (with all below them, as in Artifact Registry); None: a repository is created by
-    its first push. `immutable`: a tag can't be moved. `redirects`: downloads of blobs are redirected. Each response is
-    delayed by `latency` seconds of real time. As in Artifact Registry, there are no chunked uploads.
+    its first push. `immutable`: a tag can't be moved. `redirects`: downloads of blobs are redirected. As in Artifact
+    Registry, there are no chunked uploads.
     """
 
     def __init__(
         self,
         *,
-        access: Access | None = None,
         repositories: Iterable[str] | None = None,
         immutable: bool = False,
         redirects: bool = False,
-        latency: float = 0.0,
         port: int = 0,
     ) -> None:
-        self.access = access
-        self.latency = latency
-        self.faults = Faults()
         self.requests: list[Recorded] = []
         self.store = Store(None if repositories is None else frozenset(repositories), immutable=immutable)
         self.api = Api(self.store, lambda: self.url, redirects=redirects)
@@ -57,20 +49,17 @@ class OciRegistry(LoopbackServer):
         return self.store.repository(repository).tags.get(tag)
 
     def _serve(self, head: Head) -> Response:
-        request = parse_path(Request(head.method, unquote(head.path), head.query, head.headers))
-        effect = self.faults.meet(request.step)
-        request = replace(request, body=head.read(effect.reads if effect else None))
+        return self.performed(parse_path(Request(head.method, unquote(head.path), head.query, head.headers)), head)
+
+    def performed(self, request: Request, head: Head) -> Response:
+        """Read the body of a request, record it, and return the answer."""
+        request = replace(request, body=head.read(None))
         self._keep(request)
-        if self.latency:
-            time.sleep(self.latency)
-        return effect(request, self._answer) if effect else self._answer(request)
+        return self._answer(request)
 
     def _answer(self, request: Request) -> Response:
         try:
-            if self.access and request.step == "token":
-                return self.access.token(request)
-            stopped = self.access.refuse(request, self.url) if self.access else None
-            return stopped or self.api.answer(request)
+            return self.api.answer(request)
         except RefusedError as refused:
             return refused.response
 

@@ -15,10 +15,10 @@ from launcher.clock import Clock
 from launcher.testing.googlecloud import Bucket, FakeClock, Fault, GoogleCloud, Meanwhile, Reset, Status
 from launcher.testing.googlecloud.compute.service import YOU
 from launcher.testing.googlecloud.project.services import USED
-from launcher.testing.registry import OciRegistry, put_image
 from tests.cli.cloudjobs import WELL, Job
 from tests.command import Ran, launch
 from tests.golden import terraform
+from tests.registry import OciRegistry, put_image
 
 ACCOUNT = "launch@my-project.iam.gserviceaccount.com"
 MEMBER = f"serviceAccount:{ACCOUNT}"

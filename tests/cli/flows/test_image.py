@@ -19,9 +19,9 @@ from launcher.images import pipeline
 from launcher.images.pipeline import Report
 from launcher.plan.build import image
 from launcher.runs.image import image_build_request
-from launcher.testing.registry import Bearer, OciRegistry, put_image
 from tests.command import WORLD, Ran, launch
 from tests.images.test_append import manifest_of, put
+from tests.registry import Bearer, OciRegistry, put_image
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///no/such/socket", "DOCKER_CONFIG": "/no/such/folder"}
 CANARY = "canary-7d3f2c"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from launcher.testing.registry import OciRegistry
 from tests.cli.cloudjobs import Job
 from tests.command import launch
 from tests.images.test_inspect import packed, put_image
+from tests.registry import OciRegistry
 
 SPEC = "name: mine\nmachine: {type: l4}\nregions: [us-central1]\noutput: gs://my-bucket/runs\n"
 

@@ -8,8 +8,8 @@ import pytest
 
 from launcher.images.registry import Registry
 from launcher.testing.clock import FakeClock
-from launcher.testing.registry import OciRegistry
 from tests.images.registry.helpers import client
+from tests.registry import OciRegistry
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from launcher.clock import Clock
 from launcher.images.registry import Registry
 from launcher.testing.clock import FakeClock
-from launcher.testing.registry import OciRegistry, digest
+from tests.registry import OciRegistry, digest
 
 REPOSITORY = "my-project/launch/train"
 OCI = "application/vnd.oci.image.manifest.v1+json"

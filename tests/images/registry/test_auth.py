@@ -14,9 +14,9 @@ from launcher.errors import NotAuthorised
 from launcher.images.registry import Registry, RegistryError
 from launcher.images.registry.credentials import Challenge, challenges
 from launcher.testing.clock import FakeClock
-from launcher.testing.registry import Basic, Bearer, Fault, OciRegistry, Refuse, Reset, digest
-from launcher.testing.registry.access import Access
 from tests.images.registry.helpers import MIB, OCI, REPOSITORY, client, manifest, opens, send, some
+from tests.registry import Basic, Bearer, Fault, OciRegistry, Refuse, Reset, digest
+from tests.registry.access import Access
 
 USERS = {"me": "s3cret"}
 Home = Callable[..., Mapping[str, str]]

@@ -22,7 +22,9 @@ from launcher.images.registry.transport import Http
 from launcher.images.registry.transport import Request as HttpRequest
 from launcher.testing.clock import FakeClock
 from launcher.testing.httpserver import Response
-from launcher.testing.registry import (
+from launcher.testing.registry.api import Request
+from tests.images.registry.helpers import MIB, OCI, REPOSITORY, client, manifest, send, some
+from tests.registry import (
     AlterHeader,
     Bearer,
     Fault,
@@ -33,9 +35,7 @@ from launcher.testing.registry import (
     Torn,
     digest,
 )
-from launcher.testing.registry.api import Request
-from launcher.testing.registry.faults import Serve
-from tests.images.registry.helpers import MIB, OCI, REPOSITORY, client, manifest, send, some
+from tests.registry.faults import Serve
 
 CONFIG = b"{}"
 

@@ -11,9 +11,9 @@ import pytest
 from launcher.images.registry import Registry, RegistryError
 from launcher.images.registry.transport import BLOCK
 from launcher.testing.clock import FakeClock
-from launcher.testing.registry import CutOff, Fault, LoseResponse, OciRegistry, Refuse, Reset, Torn, digest
-from launcher.testing.registry.faults import Effect
 from tests.images.registry.helpers import MIB, REPOSITORY, client, opens, send, some
+from tests.registry import CutOff, Fault, LoseResponse, OciRegistry, Refuse, Reset, Torn, digest
+from tests.registry.faults import Effect
 
 LARGE = some(10 * MIB)
 

@@ -4,7 +4,6 @@ cloud.compute.pace = Pace(staging=0, running=0)
 cloud.compute.capacity.out("us-central1-a", "a3-*")
 cloud.compute.quotas.limit("NVIDIA_L4_GPUS", 0, "us-central1")
 cloud.compute.preempt("train-n0")
-with MetadataServer(cloud, "us-central1-a", "train-n0") as server: ...
 """
 
 from __future__ import annotations

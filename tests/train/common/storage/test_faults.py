@@ -22,8 +22,6 @@ from launcher.testing.googlecloud import (
     FakeClock,
     Fault,
     GoogleCloud,
-    KeepPart,
-    LoseSession,
     Reset,
     Stalled,
     Status,
@@ -32,6 +30,7 @@ from launcher.testing.googlecloud import (
 )
 from launcher.testing.googlecloud.faults import Effect
 from launcher.testing.googlecloud.storage.objects import draft
+from tests.googlecloud.effects import KeepPart, LoseSession
 
 INSERT, GET, LIST, DELETE = (f"storage.objects.{verb}" for verb in ("insert", "get", "list", "delete"))
 SMALL, LARGE = b"small" * 100, os.urandom(1 << 20) * 9
