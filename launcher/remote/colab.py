@@ -80,6 +80,7 @@ def options(session: str, log: Path) -> dict[str, str]:
         "ProxyCommand": proxy.replace("%", "%%"),
         "StrictHostKeyChecking": "no",
         "UserKnownHostsFile": "/dev/null",
+        "ControlPersist": "60",  # another client can't connect before its end
     }
 
 
