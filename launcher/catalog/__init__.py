@@ -76,12 +76,10 @@ class Catalog:
 
     @property
     def shapes(self) -> Iterator[MachineType]:
-        """All shapes of all machine types."""
         return tables.shapes()
 
     @cached_property
     def price_table(self) -> PriceTable:
-        """The price table in use."""
         return self._other_prices or tables.price_table()
 
     rates = cached_property(lambda _: tables.rates())

@@ -110,7 +110,6 @@ def places(
 
 
 def by_gpu(catalog: Catalog, shapes: Iterable[MachineType], query: OfferQuery) -> Iterator[Offer]:
-    """Yield the offers of these machines."""
     for gpu, region, group in places(catalog, shapes, query):
         everywhere = sorted({region for shape in group for region in catalog.regions(shape)})
         cheapest: dict[str, str] = {}

@@ -79,7 +79,6 @@ def _record(kind: type[T], row: Row, **others: object) -> T:
 
 @cache
 def gpus() -> dict[str, Gpu]:
-    """GPU name -> GPU."""
     drivers = wheels()
     return {
         row["name"]: _record(
@@ -126,7 +125,6 @@ def machines() -> dict[str, tuple[MachineType, ...]]:
 
 
 def shapes() -> Iterator[MachineType]:
-    """Return all shapes of all machine types."""
     return chain.from_iterable(machines().values())
 
 

@@ -21,7 +21,6 @@ app = typer.Typer(
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and exit."""
     if wanted:
         print(__version__)
         raise typer.Exit

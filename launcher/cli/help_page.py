@@ -28,7 +28,6 @@ COLUMN: Final = 24
 
 
 def option(group: str, *flags: str, help: str, **settings: Any) -> Any:  # noqa: A002 -- Typer's name
-    """Return a Typer option in a group of the help page."""
     return typer.Option(*flags, help=help, rich_help_panel=group, **settings)
 
 
@@ -45,7 +44,6 @@ class Command(TyperCommand):
         write_groups(self.get_params(ctx), ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples."""
         write_examples(ctx, formatter)
 
 

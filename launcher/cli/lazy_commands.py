@@ -162,7 +162,6 @@ class Commands(LazyGroup):
         write_groups(self.get_params(ctx), ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples."""
         write_examples(ctx, formatter)
 
 

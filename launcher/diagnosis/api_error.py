@@ -51,7 +51,6 @@ def refusal_text(refusal: Refusal) -> str:
 
 
 def busy(refusal: Refusal, message: str) -> Diagnosis:
-    """Return the diagnosis of a transient refusal."""
     fix = "Try again in a moment."
     return Diagnosis(scope="transient", kind="busy", cause=message, fix=fix, retry_after=max(0.0, refusal.retry_after))
 

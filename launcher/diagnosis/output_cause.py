@@ -84,7 +84,6 @@ class CauseFinder:
         return seen.get("peer") if reason is None or BARE.match(reason.text) else reason
 
     def add(self, replica: str, line: str) -> None:
-        """Read one line."""
         if RESTART.match(line):
             self.restarts += 1
             self.reset()

@@ -109,7 +109,6 @@ def act_as_command(account: str, project: str) -> str:
 
 
 def diagnose_policy(refusal: Refusal, context: RequestContext) -> Diagnosis | None:
-    """Diagnose an organization policy."""
     text = refusal.message
     constraint = first(r"constraints/([\w.]+)", text)
     if not constraint and refusal.reason not in POLICY and "organization's policy" not in text:
@@ -188,7 +187,6 @@ def project_number(context: RequestContext) -> str:
 
 
 def principal_text(who: str) -> str:
-    """Return a principal for a sentence."""
     if who == LAUNCHER:
         return "your account"
     agent = "Vertex AI's service agent (it pulls images, and is used by jobs without a service account)"

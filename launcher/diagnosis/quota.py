@@ -36,7 +36,6 @@ class Exceeded(Struct, frozen=True, kw_only=True):
 
 
 def diagnose_quota(refusal: Refusal, context: RequestContext) -> Diagnosis | None:
-    """Diagnose an exceeded quota."""
     quota = exceeded(refusal)
     if quota is None:
         return None
@@ -127,7 +126,6 @@ def increase_command(quota: Exceeded, context: RequestContext) -> str:
 
 
 def show_command(quota: Exceeded, context: RequestContext) -> str:
-    """Return the command that shows the quota."""
     service = f"--service={quota.service}.googleapis.com --project={context.project}"
     if quota.quota_id:
         return f"gcloud beta quotas info describe {quota.quota_id} {service}"

@@ -257,7 +257,6 @@ class HashingReader:
 
 
 def entry(name: str, owner: int, kind: bytes, mode: int) -> tarfile.TarInfo:
-    """Return the header of an entry."""
     info = tarfile.TarInfo(name)
     info.uid = info.gid = owner
     info.type, info.mode, info.mtime = kind, mode, TIME

@@ -123,7 +123,6 @@ class Reader:
         return data
 
     def close(self) -> None:
-        """Close the connection."""
         close = getattr(self._pieces, "close", None)
         if close:
             close()

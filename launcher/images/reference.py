@@ -117,7 +117,6 @@ class ArtifactRepository(NamedTuple):
 
     @property
     def resource(self) -> str:
-        """Return the resource name."""
         return f"projects/{self.project}/locations/{self.location}/repositories/{self.repository}"
 
 

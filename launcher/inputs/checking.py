@@ -161,7 +161,6 @@ def target_of(spec: JobSpec) -> Target:
 
 
 def check_target(located: Located, path: Path, target: Target, project: str | None, cache: CodeCache) -> CheckedSpec:
-    """Plan a spec for one target."""
     spec = located.spec
     training = target != "vm" or spec.run != Run() or bool(spec.output or spec.secrets)  # else a workplace VM
     options = GatherOptions(training=training, project_id=project, stand_in=STAND_IN, cache=cache)
@@ -317,7 +316,6 @@ def find_renames(before: Mapping[str, CheckedSpec], after: Mapping[str, CheckedS
 
 
 def compare_versions(path: str, before: CheckedSpec, after: CheckedSpec, renamed_from: str) -> SpecChange:
-    """Compare both versions of a spec."""
     both = compare_plans(before.plan, after.plan) if before.plan and after.plan else PlanChanges()
     refusals = (before.problems, after.problems)
     is_changed = (

@@ -136,7 +136,6 @@ def mounted_folders(spec: JobSpec, target: Target) -> tuple[str, ...]:
 
 
 def is_below(path: str, folders: Sequence[str]) -> bool:
-    """Return whether a path is one of the folders or inside one."""
     return any(f"{posixpath.normpath(path)}/".startswith(f"{folder}/") for folder in folders)
 
 

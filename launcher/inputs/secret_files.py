@@ -99,7 +99,6 @@ class SecretSearch:
         """Lines before the text."""
 
     def feed(self, chunk: bytes) -> None:
-        """Search the next chunk."""
         is_first = not self._text
         if is_first and chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             self._decoder = codecs.getincrementaldecoder("utf-16")("replace")

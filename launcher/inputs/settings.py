@@ -63,7 +63,6 @@ def effective_settings(path: Path | None, target: Target = "vertex") -> Effectiv
 
 
 def all_settings(located: Located, settings: AppliedSettings) -> Iterator[Setting]:
-    """Yield all settings."""
     spec = located.spec
     project = find_project(os.environ, settings.files)
     yield Setting(
@@ -81,7 +80,6 @@ def all_settings(located: Located, settings: AppliedSettings) -> Iterator[Settin
 
 
 def field(located: Located, name: str, value: Any, default: str | None) -> Setting:
-    """Return a field of the spec, or its default."""
     if value is not None:
         return Setting(name=name, value=value, origin=located.place(name))
     return Setting(name=name, value=default, origin=BUILT_IN if default else NOT_SET)

@@ -108,7 +108,6 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def is_here(self) -> bool:
-        """Return whether the job is on this machine."""
         return self.region == LOCAL
 
     @property
@@ -163,5 +162,4 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the job is waiting for machines."""
         return self.state in WAITING

@@ -64,7 +64,6 @@ def extras(spec: JobSpec, catalog: Catalog, context: Context, placement: Placeme
 
 
 def new_disks(spec: JobSpec) -> list[Mount]:
-    """Return the mounts that are new disks of each VM."""
     return [mount for mount in spec.mounts if mount.new_disk_gb]
 
 
@@ -204,7 +203,6 @@ def check_caps(plan: Plan, spec: JobSpec, files: Sequence[Settings], catalog: Ca
 
 
 def exceeded_caps(plan: Plan, spec: JobSpec, file: Settings, catalog: Catalog) -> Iterator[Problem]:
-    """Yield each cap that the plan exceeds, with what to change."""
     project = file.project
     regions = sorted({attempt.region for attempt in plan.attempts})
     if project.regions and (outside := [region for region in regions if region not in project.regions]):

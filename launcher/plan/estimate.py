@@ -182,7 +182,6 @@ TrainingTime = tuple[float | None, str]
 
 
 def training_time(spec: JobSpec, chosen: Chosen, catalog: Catalog) -> TrainingTime:
-    """Return the training time on a machine."""
     if not spec.run.is_builtin:
         return None, "the program is not the built-in trainer"
     memory = fit_of(spec, chosen)

@@ -343,7 +343,6 @@ class Plan(Frozen, frozen=True, kw_only=True):
     """Format of the run folder that holds this plan."""
 
     def machine_of(self, attempt: Attempt) -> Gpus:
-        """Return an attempt's machines."""
         return attempt.machine or self.machine
 
     @property

@@ -53,7 +53,6 @@ def mount_disks(spec: JobSpec, machine: MachineType, zone: str, labels: dict[str
 
 
 def new_disk_type(mount: Mount, machine: MachineType) -> str:
-    """Return the type of a new disk."""
     return mount.new_disk_type or machine.boot_disk_default
 
 

@@ -188,12 +188,10 @@ def serves(spec: JobSpec, catalog: Catalog, packages: Packages, chosen: Chosen) 
 
 
 def known_release(catalog: Catalog, version: str) -> TorchRelease:
-    """Return a release of the catalog."""
     return next(release for release in catalog.torch_releases if release.version == version)
 
 
 def first(packages: Packages, name: str) -> Requirement | None:
-    """Return the first requirement of a package."""
     return next((requirement for requirement in packages.named if requirement.name == name), None)
 
 
@@ -241,7 +239,6 @@ UPPER = ("==", "~=", "<", "<=")
 
 
 def allowed(requirement: Requirement, versions: Sequence[str], *, prereleases: bool | None = None) -> bool:
-    """Return whether a requirement allows one of some versions."""
     from packaging.specifiers import SpecifierSet
 
     specifier = SpecifierSet(requirement.specifier)

@@ -15,7 +15,6 @@ class Dumper(yaml.SafeDumper):
     """Writes no aliases, which launch's reader refuses, and quotes each string that is not unambiguous."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Return True."""
         return True
 
     def represent_text(self, value: str) -> yaml.ScalarNode:

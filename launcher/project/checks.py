@@ -83,7 +83,6 @@ def check_apis(needs: Needs, found: Found) -> Iterator[Check]:
 
 
 def check_billing(needs: Needs, found: Found) -> Iterator[Check]:
-    """Check that the project has billing."""
     known = answer(found, "billing") or {}
     if known.get("billingEnabled"):
         account = last_url_part(str(known.get("billingAccountName", "")))
@@ -294,7 +293,6 @@ def check_bucket(needs: Needs, found: Found) -> Iterator[Check]:
 
 
 def bucket_warnings(needs: Needs, known: Any, project: Any) -> Iterator[Check]:
-    """Yield warnings about a bucket."""
     url, location = f"gs://{needs.bucket}", str(known.get("location", "")).lower()
     if known.get("locationType", "region") != "region" and needs.service == "vertex":
         text = f"{url} is in the {known['locationType']} {location}: Vertex AI can't mount it at /gcs"

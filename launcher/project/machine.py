@@ -383,7 +383,6 @@ def check_space(found: Found) -> Iterator[Check]:
 
 
 def check_tools(found: Found) -> Iterator[Check]:
-    """Check for the optional tools."""
     known = answer(found, "tools") or {}
     if known.get("google"):
         yield Check("google", "ok", "Google's client libraries are installed")

@@ -114,7 +114,6 @@ class Needs(Struct, frozen=True, kw_only=True):
 
     @property
     def api(self) -> str:
-        """Return the API that creates the jobs."""
         return "aiplatform.googleapis.com" if self.service == "vertex" else "compute.googleapis.com"
 
     def job_account(self, number: str) -> str:

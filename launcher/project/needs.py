@@ -82,7 +82,6 @@ def needs_on_vms(plan: Plan) -> Needs:
 
 
 def secrets_api(plan: Plan) -> tuple[str, ...]:
-    """Return the API that reads secrets, if the jobs have any."""
     return (SECRETS_API,) if secrets_of(plan) else ()
 
 
@@ -161,7 +160,6 @@ def is_reserved(attempt: Attempt) -> bool:
 
 
 def reservation_need(plan: Plan, attempt: Attempt) -> ReservationNeed:
-    """Return what an attempt takes from its reservation."""
     name = attempt.provisioning.partition(":")[2]
     nodes = plan.machine.nodes
     need = ReservationNeed(name=name, machine_type=attempt.machine_type, nodes=nodes, region=attempt.region)

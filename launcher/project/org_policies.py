@@ -130,7 +130,6 @@ def is_allowed(policy: Mapping[str, Any], matches: Matches) -> bool | None:
 
 
 def rules_of(policy: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return a policy's rules."""
     return [*(policy.get("spec") or {}).get("rules", ())]
 
 

@@ -439,7 +439,6 @@ def has_grant(policy: Policy, role: str, member: str) -> bool:
 
 
 def with_grant(policy: Policy, role: str, member: str) -> dict[str, Any]:
-    """Return the policy with one more member of a role."""
     bindings = [dict(binding) for binding in policy.get("bindings", ())]
     same = next((binding for binding in bindings if binding["role"] == role and not binding.get("condition")), None)
     if same is None:

@@ -72,7 +72,6 @@ class VmNetwork(Struct, frozen=True, kw_only=True):
 
 
 def network_of(instance: Mapping[str, Any], region: str, project: str) -> VmNetwork:
-    """Return the network of an Instance in a region."""
     interface = (instance.get("networkInterfaces") or [{}])[0]
     network, subnetwork = interface.get("network", ""), interface.get("subnetwork", "")
     shared = re.search(r"projects/([^/]+)/", subnetwork or network)
@@ -86,7 +85,6 @@ def network_of(instance: Mapping[str, Any], region: str, project: str) -> VmNetw
 
 
 def has_external_ip(instance: Mapping[str, Any]) -> bool:
-    """Return whether an Instance has an external IP address."""
     return bool((instance.get("networkInterfaces") or [{}])[0].get("accessConfigs"))
 
 

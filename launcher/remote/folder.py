@@ -32,7 +32,6 @@ class Address(NamedTuple):
 
     @property
     def url(self) -> str:
-        """Return the URL."""
         return f"{SCHEME}{self.host}/{self.path.lstrip('/')}"
 
 

@@ -85,7 +85,6 @@ class LocalContext:
         return self
 
     def of_run(self, folder: Storage | None) -> ThisMachine:
-        """Return this machine."""
         return self._service
 
     def attempts(self, folder: Storage) -> tuple[AttemptEntry, ...]:

@@ -103,7 +103,6 @@ def changed_settings(run: str, before: Plan | None, plan: Plan, *, is_builtin: b
 
 
 def request_of(plan: Plan) -> dict[str, Any]:
-    """Return the request of a local plan."""
     return plan.attempts[0].request
 
 

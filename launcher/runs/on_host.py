@@ -42,7 +42,6 @@ class HostContext(Struct, frozen=True, kw_only=True):
 
     @property
     def service(self) -> OnHost:
-        """Return the host as a service."""
         return OnHost(self.connection)
 
     def with_notice(self, say: Callable[[str], None]) -> HostContext:
@@ -50,7 +49,6 @@ class HostContext(Struct, frozen=True, kw_only=True):
         return HostContext(connection=self.connection, notice=say)
 
     def of_run(self, folder: Storage | None) -> OnHost:
-        """Return the host as a service."""
         return self.service
 
     def find_jobs(self, filter_: str, regions: Sequence[str], *, all_vms: bool = False) -> Listing:
@@ -79,7 +77,6 @@ def host_records() -> Path:
 
 
 def remember(run: str, host: str) -> None:
-    """Remember which host has a run."""
     host_records().mkdir(parents=True, exist_ok=True)
     (host_records() / run).write_text(f"{host}\n", encoding="utf-8")
 

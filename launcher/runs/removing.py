@@ -40,7 +40,6 @@ class Removable(Struct, frozen=True, kw_only=True):
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
-        """Return the steps with a checkpoint."""
         matches = filter(None, map(runfolder.MANIFEST.match, self.objects))
         return tuple(sorted({int(match["step"]) for match in matches}))
 
@@ -150,7 +149,6 @@ def remove_run(run: FoundRun, data: Removable, say: Callable[[str], None]) -> No
 
 
 def still_running(run: str) -> UsageError:
-    """Return the error of a run that is still running."""
     return UsageError(f"{run} is still running, so it is not deleted", f"launch cancel {run}")
 
 

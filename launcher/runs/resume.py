@@ -113,7 +113,6 @@ def placement_changes(before: Sequence[tuple[str, str, str]], plan: Plan) -> Ite
 
 
 def report_change(allowed: AllowedChange | None, inputs: Inputs, say: Callable[[str], None]) -> None:
-    """Report what a resume changes."""
     if allowed is None:
         return
     for line in allowed.lines:

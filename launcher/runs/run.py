@@ -276,7 +276,6 @@ class EventSink:
         self._on_event = on_event
 
     def __call__(self, event: RunEvent) -> None:
-        """Pass an event on."""
         if self._on_event:
             self._on_event(event)
 

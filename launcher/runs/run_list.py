@@ -124,7 +124,6 @@ class RunFilter(Struct, frozen=True, kw_only=True):
     """Unix seconds; earlier runs are not listed."""
 
     def matches(self, run: ListedRun) -> bool:
-        """Return whether a run is selected."""
         has_name = self.name is None or is_named(run.run, self.name) or fnmatchcase(run.run, self.name)
         has_labels = all(
             name in run.labels and value in (None, run.labels[name]) for name, value in self.labels.items()

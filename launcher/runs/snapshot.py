@@ -35,7 +35,6 @@ class RunSnapshot(NamedTuple):
 
     @property
     def newest(self) -> AttemptEntry | None:
-        """Return the newest attempt in the cloud."""
         return newest_of(self.entries)
 
     @property
@@ -48,7 +47,6 @@ class RunSnapshot(NamedTuple):
 
     @property
     def next_number(self) -> int:
-        """Return the number for the next lock."""
         return self.entries[-1].number + 1 if self.entries else 1
 
     @property
@@ -65,7 +63,6 @@ class RunSnapshot(NamedTuple):
         return sum(times) + shutdown * sum(time > 0 for time in times)
 
     def tries(self, in_round: int) -> list[AttemptEntry]:
-        """Return the attempts of one round."""
         return [entry for entry in self.entries if entry.round == in_round]
 
     def is_new(self, job: Job) -> bool:

@@ -196,11 +196,9 @@ class RunWatcher:
         self.job: Job | None = None
 
     def view(self, job: Job, number: int) -> JobView:
-        """Return a new view of a job."""
         return RunJobView(self._context, job, number, self._folder, self._events.say, tail=self._tail)
 
     def report(self, event: RunEvent) -> None:
-        """Pass an event on."""
         self.job = getattr(event, "job", None) or self.job
         if isinstance(event, AttemptStarted):
             self._cause.reset()

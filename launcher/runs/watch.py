@@ -198,7 +198,6 @@ class PollSchedule:
 
     @property
     def is_due(self) -> bool:
-        """Return whether it is time to poll."""
         return self._clock.now() >= self.due
 
     def back_off(self, factor: float, at_least: float = 0.0) -> None:
@@ -371,7 +370,6 @@ class OutputPoller:
         return min(self._lines.due, self._progress.due)
 
     def poll(self, *, waiting: bool) -> None:
-        """Poll what is due."""
         if self._waiting and not waiting:
             self._lines.poll_now()
             self._progress.poll_now()
@@ -467,7 +465,6 @@ class RunJobView:
         return self._service.get(self._name)
 
     def lines(self) -> list[Line]:
-        """Return the new log lines."""
         return self._lines.read_new()
 
     def progress(self) -> Progress | None:

@@ -150,7 +150,6 @@ class RunWatch:
             return self._view
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def join(self, seconds: float) -> bool:
@@ -265,7 +264,6 @@ class DetailedView:
         return self._view.job()
 
     def lines(self) -> list[Line]:
-        """Return the new lines."""
         return self._view.lines()
 
     def progress(self) -> Progress | None:

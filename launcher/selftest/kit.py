@@ -97,7 +97,6 @@ class Kit:
 
     @property
     def images(self) -> str:
-        """Return the repository for images."""
         return self.repository or f"us-docker.pkg.dev/{self.project.replace(':', '/')}/{self.prefix}"
 
     def name(self, step: str) -> str:

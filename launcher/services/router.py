@@ -24,7 +24,6 @@ class Services(OfGoogle):
 
     @property
     def project(self) -> str:
-        """Return the project id."""
         return self.vertex.project
 
     def create(self, attempt: Attempt, body: Mapping[str, Any], request_id: str) -> Job:

@@ -189,7 +189,6 @@ class Vertex(OfGoogle):
 
 
 def gone(name: str) -> GoneError:
-    """Return the error for a 404."""
     return GoneError(f"job {name} does not exist")
 
 
@@ -264,7 +263,6 @@ def message_of(body: Mapping[str, Any]) -> Any:
 
 
 def job_of(custom_job: Any) -> Job:
-    """Convert a CustomJob to a Job."""
     from google.protobuf import json_format
 
     message = type(custom_job).pb(custom_job)

@@ -418,7 +418,6 @@ def secrets_in_program(spec: JobSpec) -> Iterator[Finding]:
 
 
 def pair(spec: JobSpec, setting: str, rule: str, other: str, fix: str) -> Iterator[Finding]:
-    """Check a rule of PAIRS."""
     is_set, is_other_set = (attrgetter(name)(spec) not in (None, ()) for name in (setting, other))
     if is_set and is_other_set == (rule == EXCLUDES):
         yield Finding(path_of(setting), f"{rule} {other}", fix)

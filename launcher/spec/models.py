@@ -441,12 +441,10 @@ class Mount(Model, frozen=True, kw_only=True):
 
     @property
     def source(self) -> str:
-        """Return what is mounted."""
         return f"a new disk of {self.new_disk_gb} GB" if self.new_disk_gb else str(getattr(self, self.kind))
 
     @property
     def folder(self) -> str:
-        """Return the folder in the container."""
         return self.path or f"/gcs/{self.bucket}"
 
 

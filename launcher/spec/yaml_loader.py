@@ -122,7 +122,6 @@ class Composer:
         self.values = 0
 
     def document(self) -> Node:
-        """Return the only document of the stream."""
         self.next()
         if isinstance(self.next(), StreamEndEvent):
             raise SpecError((Problem(self.at(1), "the file is empty", "create a spec with `launch init`"),))

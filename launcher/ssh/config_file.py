@@ -20,7 +20,6 @@ NOTE: Final = re.compile(r"^    # (projects/[^/]+/zones/[^/]+/instances/\d+)$", 
 
 
 def host_blocks(text: str) -> dict[str, str]:
-    """Return the Host blocks by name."""
     parts = re.split(r"^(?=Host )", text, flags=re.M)
     host_blocks = (part for part in parts if part.startswith("Host "))
     return {part.split(None, 2)[1]: part.rstrip("\n") + "\n" for part in host_blocks}

@@ -78,7 +78,6 @@ def code_warnings(inputs: Inputs) -> tuple[str, ...]:
 
 
 def show_image(build: ImageBuildRequest, result: ImageResult, seconds: float, output: Output) -> None:
-    """Print the result to stdout."""
     image = build.image
     data = {
         "image": image.uri,

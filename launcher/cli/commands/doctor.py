@@ -78,7 +78,6 @@ def project_half(spec: Path | None, regions: list[str] | None, target: Target) -
 
 
 def show_halves(halves: dict[str, tuple[Check, ...]], output: Output, error: LaunchError | None) -> None:
-    """Print a line for each check."""
     if output is not Output.text:
         document = {name: data(checks) for name, checks in halves.items()}
         printed(document, output, error)

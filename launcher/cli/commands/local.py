@@ -170,7 +170,6 @@ class CommandLine(NamedTuple):
 
 
 def run_request(line: CommandLine, body: dict[str, Any], folder: Path | None, output: Output) -> None:
-    """Run a request, with the code in a folder."""
     from launcher.cli.flows.run_local import run_here
     from launcher.runs.local_run import local_job, python_of_request
     from launcher.services.local.workdirs import Code
@@ -381,7 +380,6 @@ def code_folder(code: Path | None) -> Path | None:
 
 
 def show_request(request: dict[str, Any], output: Output, *, docker: bool = False) -> None:
-    """Print the request."""
     if output is Output.json:
         print(json.dumps({"request": request}, indent=2, ensure_ascii=False))
     elif output is Output.yaml:

@@ -93,5 +93,4 @@ def files_total(code: Code) -> str:
 
 
 def safe_name(name: str) -> str:
-    """Return a file name that is safe to print."""
     return name if name.isprintable() else repr(name)

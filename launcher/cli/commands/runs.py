@@ -101,7 +101,6 @@ def show_runs(
 
 
 def show_list(run_list: RunList, wanted: RunFilter, output: Output, *, everything: bool) -> None:
-    """Print the runs that a filter asked for."""
     if output is not Output.text:
         from launcher.cli.ui.documents import printed
 

@@ -118,7 +118,6 @@ def explained_vm_errors(machine: VmInstance) -> Iterator[None]:
 
 
 def refusal_error(error: CreateRefused, machine: VmInstance) -> LaunchError:
-    """Return the error that a refusal stands for."""
     context = RequestContext(
         project=machine.project,
         region=machine.region,

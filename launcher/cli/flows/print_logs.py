@@ -30,7 +30,6 @@ class PlainView:
         return self._service.get(self._name)
 
     def lines(self) -> list[Line]:
-        """Return the new log lines."""
         return self._lines.read_new() if self._lines else []
 
     def progress(self) -> Progress | None:
@@ -67,5 +66,4 @@ def print_log(run: FoundRun, job: Job, output: Output, *, tail: int | None, foll
 
 
 def print_line(line: Line, output: Output) -> None:
-    """Print one log line."""
     print(json.dumps(line._asdict(), ensure_ascii=False) if output is Output.json else f"[{line.replica}] {line.text}")

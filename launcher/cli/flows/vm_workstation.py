@@ -48,7 +48,6 @@ class VmWatcher:
         return PlainView(self._service, job)
 
     def report(self, event: Any) -> None:
-        """Print an event."""
         self.job = getattr(event, "job", None) or self.job
         self._printer(event)
 

@@ -41,7 +41,6 @@ def compared(runs: Sequence[RunData], now: float) -> Compared:
 
 
 def comparison_data(compared: Compared) -> dict[str, Any]:
-    """Return the comparison for scripts."""
     runs = [
         {"run": run, "folder": folder, "state": each.state, "step": each.step, "steps": each.steps}
         for (run, folder), each in zip(compared.runs, compared.summaries, strict=True)

@@ -12,7 +12,6 @@ from launcher.text import plural, size_text, usd_text
 
 
 def estimate_lines(estimate: Estimate) -> Iterator[str]:
-    """Yield the page of an estimate."""
     machine = estimate.machine
     cards = f"{machine.gpus} × {machine.gpu}"
     yield from labelled(
@@ -79,7 +78,6 @@ def time_and_cost(estimate: Estimate) -> Iterator[str]:
 
 
 def offer_cells(offer: Offer) -> tuple[str, ...]:
-    """Return the cells of an offer."""
     rate = "unknown" if offer.interruptions is None else f"{offer.interruptions:.2f}"
     price = "unknown" if offer.usd_per_hour is None else f"{offer.usd_per_hour:,.2f}"
     time = "unknown" if offer.hours is None else elapsed(offer.hours * 3600)

@@ -85,7 +85,6 @@ class EventPrinter:
             self._print(f"launch: {line}")
 
     def __call__(self, event: Any) -> None:
-        """Print an event."""
         kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(event).__name__).lower()
         getattr(self, f"_{kind}")(event)
 

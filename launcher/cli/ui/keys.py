@@ -19,7 +19,6 @@ class Keys:
 
     @property
     def are_on(self) -> bool:
-        """Return whether keys can be read."""
         return self._handle is not None
 
     def read(self, seconds: float) -> str:

@@ -53,7 +53,6 @@ def offer_lines(
 
 
 def offer_row(offer: Offer, models: Sequence[str]) -> tuple[str, ...]:
-    """Return the cells of an offer."""
     tflops = offer.gpu.peak_tflops["bf16"]
     where = offer.region or plural(len(offer.regions), "region")
     prices = (price_range_text(offer.prices.get(model)) for model in models)

@@ -28,7 +28,6 @@ class Lines:
         pass
 
     def line(self, text: str) -> None:
-        """Print a message."""
         print(f"launch: {text}", file=sys.stderr, flush=True)
 
     def layer(self, name: str, done: int, size: int) -> None:

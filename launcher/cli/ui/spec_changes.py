@@ -80,7 +80,6 @@ def details(change: SpecChange, ref: str) -> Iterator[str]:
 
 
 def problem_lines(side: CheckedSpec | None, label: str) -> Iterator[str]:
-    """Yield the problems of a refused spec as a list."""
     for problem in side.problems if side else ():
         where = problem.file if problem.line is None else f"{problem.file}:{problem.line}"
         yield f"- {label}{inline_code(where)}: {escaped_markdown(problem.text)}"

@@ -26,7 +26,6 @@ class SweepPrinter:
             say(text)
 
     def __call__(self, event: PointChanged) -> None:
-        """Print an event."""
         run, when = event.run, time_of_day()
         if run.had_ended:
             when = " " * len(when)

@@ -132,7 +132,6 @@ def bar(share: float) -> str:
 
 
 def labelled_text(label: str, text: str, width: int) -> Text:
-    """Return a line with its label."""
     return Text(f"{label:<{LABEL}}{printable(text)}"[:width])
 
 

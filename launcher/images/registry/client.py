@@ -172,7 +172,6 @@ class Registry:
             response.close()
 
     def has(self, repository: str, digest: str) -> bool:
-        """Return whether the repository has a blob."""
         request = self.request("HEAD", repository, f"blobs/{digest}", f"look for {digest}", "pull")
         response = self._do(request)
         if response.status_code != 404:
@@ -376,7 +375,6 @@ class Registry:
             raise self.refusal(response, request)
 
     def refusal(self, response: Response, request: Request) -> LaunchError:
-        """Return the error for a refusal."""
         return refusal(response, self.host, request.repository, request.what, self._auth.tried())
 
     def describe(self, request: Request) -> str:
@@ -385,7 +383,6 @@ class Registry:
 
 
 def blob_digest(raw: bytes, algorithm: str = "sha256") -> str:
-    """Return the digest of bytes, as in references."""
     return f"{algorithm}:{hashlib.new(algorithm, raw).hexdigest()}"
 
 

@@ -274,7 +274,6 @@ class Http:
         raise RegistryError(f"{self._host}: {request.url} leads in circles (more than {MOST_REDIRECTS} redirects)")
 
     def close(self) -> None:
-        """Close all connections."""
         self._session.close()
 
     def allowed(self, url: str) -> str:

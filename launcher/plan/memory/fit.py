@@ -47,7 +47,6 @@ def fit_of(spec: JobSpec, chosen: Chosen) -> Fit | None:
 
 
 def fit(model: ModelSizes, setup: Setup) -> Fit:
-    """Return how a model fits a setup."""
     size = setup.micro_batch or largest_micro_batch(model, setup)
     needed = need(model, setup, size or 1)
     return Fit(model, setup, needed, needed.total <= setup.available)
@@ -133,7 +132,6 @@ def variants(setup: Setup) -> Iterator[tuple[str, Setup]]:
 
 
 def fits(model: ModelSizes, setup: Setup) -> bool:
-    """Return whether one sample fits."""
     return need(model, setup, 1).total <= setup.available
 
 

@@ -90,7 +90,6 @@ class Need(Struct, frozen=True):
 
     @property
     def largest(self) -> MemoryItem:
-        """Return the largest part."""
         return max(self.parts, key=lambda part: part.size)
 
 

@@ -141,7 +141,6 @@ class Transformer(Struct, frozen=True):
 
 
 def transformer_sizes(shape: Transformer) -> ModelSizes:
-    """Return the sizes of a transformer."""
     width, layers, words = shape.width, shape.layers, shape.vocabulary * shape.width
     qkv = shape.queries + 2 * shape.keys
     matrices, norm, biases = block_matrices(shape), width * (2 if shape.norm == "bias" else 1), 0

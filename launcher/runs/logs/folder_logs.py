@@ -121,5 +121,4 @@ class TextLogReader:
 
 
 def decode_line(node: int, line: bytes) -> Line:
-    """Return the bytes of one line as a node's Line."""
     return Line(0.0, contract.task_name(node), clean_text(last_overwrite(line.decode("utf-8", "replace"))), "DEFAULT")

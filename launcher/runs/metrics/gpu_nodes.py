@@ -32,7 +32,6 @@ class Node(NamedTuple):
     errors: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the node for scripts."""
         problems = {"wrong": [alert.line for alert in self.wrong], "errors": [*self.errors]}
         return {"node": self.number, "seconds": round(self.seconds, 1), "gpus": self.gpus, **self.facts, **problems}
 

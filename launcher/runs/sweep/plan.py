@@ -42,7 +42,6 @@ class SweepPoint(Struct, frozen=True, kw_only=True):
 
     @property
     def run(self) -> str:
-        """Return the run ID."""
         return self.plan.run
 
     @property

@@ -203,7 +203,6 @@ class Vms(OfGoogle):
     # --- A job --------------------------------------------------------------------------------------------------------
 
     def _existing_job(self, machine: VmInstance) -> Job:
-        """Return the job of an existing VM."""
         with self._lock:
             self._seen[machine.id] = machine
         try:

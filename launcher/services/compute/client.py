@@ -380,7 +380,6 @@ def operation_of(operation: Mapping[str, Any]) -> Operation:
 
 
 def operation_error(error: Mapping[str, Any]) -> OperationError:
-    """Parse one of error.errors[]."""
     details = error.get("errorDetails", ())
     info: Mapping[str, Any] = next((each["errorInfo"] for each in details if "errorInfo" in each), {})
     quota: Mapping[str, Any] = next((each["quotaInfo"] for each in details if "quotaInfo" in each), {})

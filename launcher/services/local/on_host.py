@@ -226,6 +226,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def make_folder(folder: Path) -> Path:
-    """Create a folder and return it."""
     folder.mkdir(parents=True)
     return folder

@@ -62,7 +62,6 @@ def replicas(
 
 
 def assign_seats(pools: Sequence[Pool], addresses: Sequence[str]) -> Iterator[Seat]:
-    """Yield a seat for each replica."""
     left = iter(addresses)
     for number, pool in enumerate(pools):
         for index in range(pool.replica_count):

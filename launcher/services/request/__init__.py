@@ -24,7 +24,6 @@ SHOWN = 100
 
 
 def service(request: Mapping[str, Any]) -> ModuleType:
-    """Return the module that parses this kind of request."""
     if "jobSpec" in request:
         return vertex
     if "host" in request:
@@ -38,7 +37,6 @@ def is_vm(request: Mapping[str, Any]) -> bool:
 
 
 def read(request: Mapping[str, Any]) -> JobRequest:
-    """Parse a request."""
     parsed: JobRequest = service(request).read(request)
     return parsed
 
@@ -137,7 +135,6 @@ def gpu(request: Mapping[str, Any]) -> str:
 
 
 def labels(request: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the request's labels."""
     own_labels: Mapping[str, str] = (vm.properties(request) if is_vm(request) else request).get("labels", {})
     return own_labels
 

@@ -13,7 +13,6 @@ from launcher.services.request.model import JobRequest
 
 
 def read(request: Mapping[str, Any]) -> JobRequest:
-    """Parse a request."""
     parsed = vertex.read(request["job"])
     processes = int(parsed.env.get(contract.PROCESSES, parsed.gpus))  # also where the processes have no GPUs
     return replace(parsed, provisioning="standard", machine_type=str(request["host"]), image="", gpus=processes)

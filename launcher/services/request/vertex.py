@@ -11,7 +11,6 @@ STRATEGIES = {"SPOT": "spot", "FLEX_START": "flex-start"}
 
 
 def read(request: Mapping[str, Any]) -> JobRequest:
-    """Parse a request."""
     job = request.get("jobSpec", {})
     pools, first = job.get("workerPoolSpecs", ()), first_pool(request)
     machine, container = first.get("machineSpec", {}), first.get("containerSpec", {})

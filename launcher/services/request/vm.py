@@ -12,7 +12,6 @@ from launcher.services.request.model import JobRequest
 
 
 def read(request: Mapping[str, Any]) -> JobRequest:
-    """Parse a request."""
     instance = properties(request)
     sent = startup_parameters(request)
     env = {str(name): str(value) for name, value in sent.get("env", {}).items()}

@@ -196,7 +196,6 @@ def route(
 def new_route(
     method: str, path: str, answer: Callable[..., Response], operation: str, target: Callable[..., Target] | None = None
 ) -> Route:
-    """Return a route to a function."""
     pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/:]+)", path))
     return Route(method, pattern, answer, operation, target or _last_name)
 

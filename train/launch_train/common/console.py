@@ -37,7 +37,6 @@ class RateLimiter:
         self._printed = 0.0
 
     def ready(self, *, last: bool) -> bool:
-        """Return whether to print now."""
         now = time.monotonic()
         if not last and now - self._printed < 1:
             return False

@@ -31,7 +31,6 @@ class Stopwatch:
         self._times: Times = []
 
     def start(self) -> None:
-        """Start a step."""
         self._began = self._lap = time.perf_counter()
 
     def lap(self) -> None:

@@ -36,7 +36,6 @@ class UserFunction:
             raise self.error(f"failed {describe_error(error)}") from error
 
     def error(self, what: str) -> UsageError:
-        """Return an error about the function."""
         return UsageError(f"{self.key}: {self.name} {what}")
 
 

@@ -53,7 +53,6 @@ def answered(storage: LocalFolder, request: Mapping[str, Any], data: bytes) -> t
 
 
 def send(writer: IO[bytes], message: Mapping[str, Any], data: bytes = b"", mark: bytes = b"") -> None:
-    """Write one message with its bytes."""
     writer.write(mark + json.dumps({**message, "bytes": len(data)}).encode() + b"\n" + data)
     writer.flush()
 

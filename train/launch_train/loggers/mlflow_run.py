@@ -118,7 +118,6 @@ class MlflowRun:
 
 
 def _dotted_settings(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the settings by dotted name."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _dotted_settings(item, f"{name}.{key}" if name else str(key))

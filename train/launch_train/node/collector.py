@@ -120,7 +120,6 @@ class StepRows:
         self._was_late = False
 
     def add(self, step: int, when: float, values: Mapping[str, float]) -> None:
-        """Add values of a step."""
         row = self._rows.pop(step, None)
         if row is None and step <= self._dropped:
             if not self._was_late:

@@ -144,7 +144,6 @@ class GenerationSpec:
 
     @classmethod
     def from_json(cls, text: str) -> GenerationSpec:
-        """Parse a generation from the store."""
         values = json.loads(text)
         return cls(**{**values, "members": tuple(values["members"]), "args": tuple(values["args"])})
 

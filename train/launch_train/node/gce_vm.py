@@ -124,7 +124,6 @@ class PreemptionListener:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def start(self) -> None:
-        """Start to listen."""
         for key in KEYS:
             threading.Thread(target=self._listen, args=(key,), name=key.path, daemon=True).start()
 

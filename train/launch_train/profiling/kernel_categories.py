@@ -87,5 +87,4 @@ def is_communication(event: str) -> bool:
 
 
 def is_batch_wait(event: str) -> bool:
-    """Return whether a host event is waiting for a batch."""
     return event == "data" or event.startswith("enumerate(DataLoader)")

@@ -46,7 +46,6 @@ class Columns:
         self.values: dict[str, array[float]] = {}
 
     def add(self, row: Record) -> None:
-        """Add a row."""
         self.steps.append(row["step"])
         time: Any = row.get("time")
         self.times.append(float(time) if is_number(time) else math.nan)

@@ -194,7 +194,6 @@ def removal(machine: VmInstance, *, has_ended: bool) -> str:
 
 
 def of_disks(disks: Sequence[Disk], machines: Sequence[VmInstance], project: str) -> Iterator[Orphan]:
-    """Yield the orphaned disks."""
     for disk in without_vm(disks, machines):
         yield Orphan(
             what="disk",

@@ -249,7 +249,6 @@ class Park:
 
 
 def fingerprinted(value: Json) -> Json:
-    """Return the value with a fingerprint of its content."""
     bare = {name: item for name, item in value.items() if name != "fingerprint"}
     return {**bare, "fingerprint": fingerprint(bare)}
 

@@ -117,7 +117,6 @@ class Iam:
         self.more_routes = self.policies.routes(ACCOUNT, NAMED, lambda project, email: f"serviceAccounts/{email}")
 
     def exists(self, email: str) -> bool:
-        """Return whether an account exists."""
         return email not in self.missing and (not self.strict or email in self.accounts or "gcp-sa-" in email)
 
     @route("POST", ACCOUNTS, NAMED + "create")
