@@ -1,4 +1,4 @@
-"""The rules of the architecture hold, and each check fails on a copy that breaks its rule."""
+"""The rules of the architecture hold, and an import that breaks one is found."""
 
 from __future__ import annotations
 
@@ -83,51 +83,6 @@ def test_forbidden_imports_are_found(copy: Path, broken: Break) -> None:
     done = lint_imports(copy)
     assert done.returncode != 0
     assert [arrow for *_, arrow in FORBIDDEN_IMPORTS if arrow not in done.stdout] == []
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import time",
-        "import os.path",
-        "from pathlib import Path",
-        "import pathlib",
-        "from datetime import datetime",
-        "from urllib.request import urlopen",
-        "def f():\n    import socket",
-        "TEXT = open('a').read()",
-        "def f():\n    print(1)",
-        "import torch",
-    ],
-)
-def test_an_impure_plan_is_found(copy: Path, broken: Break, line: str) -> None:
-    broken("launcher/plan/names.py", line)
-    [found] = impure(copy, "launcher/plan")
-    assert found.startswith("launcher/plan/names.py:")
-
-
-def test_pure_names_of_impure_modules_are_allowed(copy: Path, broken: Break) -> None:
-    broken("launcher/plan/names.py", "from pathlib import PurePosixPath\nfrom datetime import timedelta")
-    assert impure(copy, "launcher/plan") == []
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import docker",
-        "try:\n    from google.cloud import storage\nexcept ImportError:\n    pass",
-        "class A:\n    import torch",
-    ],
-)
-def test_an_eager_import_of_an_sdk_is_found(copy: Path, broken: Break, line: str) -> None:
-    broken("launcher/gcp/__init__.py", line)
-    assert len(eager_sdks(copy, "launcher")) == 1
-
-
-def test_an_sdk_in_a_function_or_for_types_alone_is_allowed(copy: Path, broken: Break) -> None:
-    lines = "def f():\n    import docker\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"
-    broken("launcher/gcp/__init__.py", lines)
-    assert eager_sdks(copy, "launcher") == []
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.features import FEATURES, PAGE, Feature, functions, renewed, where
+from tests.features import FEATURES, PAGE, Feature, functions, renewed
 
 
 def test_the_page_has_the_table() -> None:
@@ -18,11 +18,3 @@ def test_each_test_is_there(feature: Feature) -> None:
     for test in (*feature.cpu, *feature.gpu):
         file, _, name = test.partition("::")
         assert functions(file)[name] is (test in feature.gpu), test
-
-
-def test_a_technique_was_run_where_all_of_its_tests_passed() -> None:
-    one = Feature("a", "b", ("c::d",), ("e::f", "g::h"))
-    ran = {"e::f": {"device": "NVIDIA H200", "date": "2026-11-21"}}
-    assert where(one, ran) == "CPU; on a GPU never"
-    assert where(one, {**ran, "g::h": ran["e::f"]}) == "CPU; NVIDIA H200, 2026-11-21"
-    assert where(one._replace(cpu=()), {}) == "on a GPU never"

@@ -9,8 +9,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from launcher.inputs.content import trainer_folder
 from tools import torch_api
 
@@ -72,27 +70,6 @@ def test_the_package_needs_no_newer_python_than_3_10() -> None:
     assert found == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("from typing import Self\n", ["typing.Self"]),
-        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from typing import Self\n", []),
-        ("import datetime\ndatetime.UTC\n", ["datetime.UTC"]),
-        ("import tomllib\n", ["tomllib."]),
-        ("try:\n    pass\nexcept ValueError as error:\n    error.add_note('x')\n", ["BaseException.add_note"]),
-        ("raise ExceptionGroup('x', [])\n", ["ExceptionGroup"]),
-    ],
-)
-def test_what_is_newer_is_found(text: str, found: list[str]) -> None:
-    assert newer_in(text) == found
-
-
-@pytest.mark.parametrize("text", ["try:\n    pass\nexcept* ValueError:\n    pass\n", "def f[T](x: T) -> T: ...\n"])
-def test_newer_syntax_is_found(text: str) -> None:
-    with pytest.raises(SyntaxError):
-        newer_in(text)
-
-
 def test_the_node_starts_with_python_3_10_where_there_is_one() -> None:
     """With its standard library alone: neither torch nor any other package is installed there."""
     home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
@@ -123,31 +100,3 @@ def test_each_name_of_torch_that_they_use_is_in_each_release_since_2_6() -> None
     assert len(used) > 50
     assert used - set(known) == set()
     assert {name: missing for name in used if (missing := set(torch_api.RELEASES) - known[name])} == {}
-
-
-class Wheel:
-    """A wheel of three files."""
-
-    names = frozenset({"torch/serialization.py", "torch/__init__.py", "torch/cuda/__init__.py"})
-
-    def text(self, name: str) -> str:
-        return {
-            "torch/__init__.py": "from torch.serialization import load as load\nint32: dtype\n",
-            "torch/serialization.py": "def load(f): ...\n",
-            "torch/cuda/__init__.py": "from .random import (\n    get_rng_state,\n)\n# current_device is not here\n",
-        }.get(name, "")
-
-
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("torch.cuda", True),
-        ("torch.load", True),
-        ("torch.int32", True),
-        ("torch.cuda.get_rng_state", True),
-        ("torch.cuda.current_device", False),
-        ("torch.serialization.set_crc32_options", False),
-    ],
-)
-def test_a_name_that_a_release_lacks_is_found(name: str, found: bool) -> None:
-    assert torch_api.is_defined(name, Wheel()) is found  # type: ignore[arg-type]  # has what is used of a wheel

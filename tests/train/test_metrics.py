@@ -309,39 +309,6 @@ def test_a_row_is_in_the_bucket_within_10_seconds(cloud: GoogleCloud, bucket: di
     out.close()
 
 
-def test_parts_may_have_the_rows_of_another_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metric_sink, "FLUSH_SECONDS", 60.0)
-    storage = LocalFolder(tmp_path)
-    out = metric_sink.MetricsWriter(
-        storage, Outbox(storage), metric_sink.part_names({}, runfolder.monitor_part), seconds=0.01
-    )
-    out.put([{"time": 1.0}])
-    until = time.monotonic() + 10
-    while not storage.list() and time.monotonic() < until:
-        time.sleep(0.005)
-    assert storage.list() == ["monitor/0001-0000-0000-000000.jsonl"]
-    out.close()
-
-
-def test_flush_from_another_thread_while_training_puts(cloud: GoogleCloud, bucket: dict[str, str]) -> None:
-    out, done = metric_sink.open_sink(bucket, ()), list[int]()
-
-    def train() -> None:
-        for step in range(1, 2001):
-            out.put([{"step": step}])
-            done.append(step)
-
-    training = threading.Thread(target=train)
-    training.start()
-    while training.is_alive():
-        before = len(done)
-        assert out.flush(20)
-        assert sum(map(len, stored(cloud).values())) >= before
-    training.join()
-    out.close()
-    assert [row["step"] for rows in stored(cloud).values() for row in rows] == list(range(1, 2001))
-
-
 def test_no_outage_reaches_the_training(
     cloud: GoogleCloud, clock: FakeClock, bucket: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
