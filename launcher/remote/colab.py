@@ -80,6 +80,7 @@ def options(session: str, log: Path) -> dict[str, str]:
         "ProxyCommand": proxy.replace("%", "%%"),
         "StrictHostKeyChecking": "no",
         "UserKnownHostsFile": "/dev/null",
+        "LogLevel": "ERROR",  # else ssh warns that it has stored the key
         "ControlPersist": "60",  # another client can't connect before its end
     }
 

@@ -20,7 +20,7 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
 from launcher.errors import LaunchError, NotAuthorised, UnreachableError, UsageError
-from launcher.remote.connection import Connection, Host
+from launcher.remote.connection import CommandFailed, Connection, Host
 from tests.remote.hosts import a_host
 from tests.ssh.server import SshServer, make_key
 
@@ -146,6 +146,9 @@ def test_a_run_on_a_colab_runtime(runtime: Runtime, tmp_path: Path, monkeypatch:
     moved = launch("move", document["run"])
     assert moved.returncode == 0, moved.stderr
     assert (project / "runs" / document["run"] / "plan.json").exists()
+    back = launch("move", f"runs/{document['run']}", f"ssh://{NAME}/~/launch/runs")
+    assert back.returncode == 0, back.stderr
+    assert document["run"] in launch("status", document["run"]).stdout
     assert runtime.connections == 1  # Colab takes no second one
 
 
@@ -222,6 +225,12 @@ def test_an_error_says_what_to_do(
         Connection(Host(NAME)).run("true")
     assert fix.replace("run1", SESSION) in raised.value.hint
     assert type(raised.value) is error
+
+
+def test_a_failed_command_says_why_and_nothing_of_the_connection(runtime: Runtime) -> None:
+    with pytest.raises(CommandFailed, match=f"^{NAME}: failed$"):
+        Connection(Host(NAME)).run("echo failed >&2; exit 1")
+    assert runtime.connections == 1
 
 
 def test_no_runtime_is_taken_if_the_session_is_removed_meanwhile(runtime: Runtime, tmp_path: Path) -> None:
