@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +34,7 @@ from launcher.services.hosts.environment import (
 )
 from tests.command import ROOT
 from tests.remote.hosts import NAME, a_host
-from tests.services.test_on_host import launch
+from tests.services.test_on_host import launch, wait_until
 from tests.ssh.server import SshServer
 
 SPEC = """
@@ -188,10 +187,7 @@ def test_an_environment_that_was_killed_half_way_is_made_again(tmp_path: Path) -
     assert process.stdin is not None
     process.stdin.write(hanging.encode())
     process.stdin.close()
-    until = time.monotonic() + 60
-    while not marker.exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(marker.exists)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert (tmp_path / "venvs" / "half" / "half").exists()
@@ -225,6 +221,23 @@ def test_two_launches_make_an_environment_once(tmp_path: Path) -> None:
     processes = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
     answers = [process.communicate(json.dumps(request).encode())[0] for process in processes]
     assert answers[0] == answers[1]
+    assert (tmp_path / "count").read_text() == "x\n"
+
+
+def test_an_environment_is_finished_although_the_connection_is_lost(bare_host: SshServer, tmp_path: Path) -> None:
+    script = f"echo x >> {tmp_path}/count; until test -e {tmp_path}/go; do sleep 0.1; done"
+    request = {"id": "lost", "python": BARE_PYTHON, "files": {}, "secrets": {}, "script": script}
+    code = "import json, sys; from launcher.remote import agent, connection as c; "
+    code += f"agent.Agent(c.connect_to('{NAME}')).call('environment', json.load(sys.stdin))"
+    client = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True)
+    assert client.stdin is not None
+    client.stdin.write(json.dumps(request).encode())
+    client.stdin.close()
+    wait_until((tmp_path / "count").exists)
+    os.killpg(client.pid, signal.SIGKILL)
+    client.wait()
+    (tmp_path / "go").touch()
+    assert Agent(connect_to(NAME)).call("environment", request)["python"].endswith("venvs/lost/bin/python")
     assert (tmp_path / "count").read_text() == "x\n"
 
 

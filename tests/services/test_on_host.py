@@ -322,6 +322,13 @@ def test_a_run_has_one_job_at_a_time(host: SshServer) -> None:
     assert len(jobs_on(host)) == 1
 
 
+def test_a_job_whose_environment_is_gone_is_refused_with_what_makes_it_again(host: SshServer) -> None:
+    with pytest.raises(LaunchError, match="the job's Python /nonexistent/python does not exist") as refused:
+        create(host_request("print()", python="/nonexistent/python"))
+    assert "makes its environment again" in refused.value.hint
+    assert jobs_on(host) == []
+
+
 def test_a_job_ends_at_its_time_limit(host: SshServer) -> None:
     body = host_request("import time; time.sleep(60)")
     body["job"]["jobSpec"]["scheduling"]["timeout"] = "1s"

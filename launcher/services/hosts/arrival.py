@@ -34,7 +34,7 @@ def prepare_host(plan: Plan, inputs: Inputs, connection: Connection, say: Callab
     """
     agent, name, source = Agent(connection), connection.host.name, inputs.source
     request = plan.attempts[0].request
-    argv = ["-c", PROBE, json.dumps([["torch", *NODE_PACKAGES], []])]
+    argv = ["-E", "-c", PROBE, json.dumps([["torch", *NODE_PACKAGES], []])]
     facts = agent.call("describe", {"pythons": [request["python"]] if request["python"] else PYTHONS, "probe": argv})
     check_free_gpus(facts["gpus"], str(facts["gpu_problem"]), plan.machine.gpus, name)
     if facts["free_gb"] < LEAST_GB:

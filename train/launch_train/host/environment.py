@@ -129,7 +129,7 @@ def run_script(script: str, folder: Path, env: Mapping[str, str], log: Path, sec
     process = subprocess.Popen(
         ["sh", "-c", script],
         cwd=folder,
-        env={**os.environ, **env},
+        env={**{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}, **env},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

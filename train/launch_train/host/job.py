@@ -262,7 +262,10 @@ def make_workdir(root: Path, job: Mapping[str, Any]) -> Path:
 
 def path_with_python(folder: Path, python: str, env: Mapping[str, str]) -> str:
     """Return a PATH on which `python` is the job's. A link would not do: an environment is found by its python's
-    place."""
+    place. Raises RefusedError: it does not exist."""
+    if not os.access(python, os.X_OK):
+        fix = "Repeat launch on HOST SPEC, which makes its environment again; or name another: --python PATH"
+        raise RefusedError(f"the job's Python {python} does not exist", fix)
     programs = folder / "bin"
     programs.mkdir(exist_ok=True)
     for name in ("python", "python3"):
