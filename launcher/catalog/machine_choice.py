@@ -31,7 +31,6 @@ class MachineQuery(Struct, frozen=True, gc=False):
     service: Service
 
     def offers(self, machine: MachineType) -> bool:
-        """Return whether the service offers this shape."""
         return bool(machine.provisioning(self.service))
 
 

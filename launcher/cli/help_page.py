@@ -72,7 +72,6 @@ def write_groups(params: Iterable[Any], ctx: Any, formatter: Any) -> None:
 
 
 def write_examples(ctx: Any, formatter: Any) -> None:
-    """Write the command's examples."""
     from launcher.cli.examples import EXAMPLES
 
     names: list[str] = []  # vm, list for `launch vm list`; none for `launch` itself

@@ -109,7 +109,6 @@ class LazyGroup(TyperGroup):
     names: ClassVar[Collection[str]]
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return all names in order."""
         return list(self.names)
 
 
@@ -155,7 +154,6 @@ class Commands(LazyGroup):
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands by group, then the options."""
         for heading, texts in COMMAND_GROUPS.items():
             with formatter.section(styled(heading, "1")):
                 formatter.write_dl([(f"{name:9}", text) for name, text in texts.items()])
@@ -268,7 +266,6 @@ class VmGroup(LazyGroup):
 
 @cache
 def make_command() -> type[Command]:
-    """Return the class of the default command."""
     from launcher.cli.options import FlagsCommand
 
     class Make(FlagsCommand):

@@ -282,6 +282,5 @@ FLAGS = "launcher.flags"
 
 
 def flags_of(ctx: typer.Context) -> Flags:
-    """Return the flags of the command line."""
     flags: Flags = ctx.meta[FLAGS]
     return flags

@@ -23,7 +23,6 @@ STOCKOUT_REASONS = frozenset(
 
 
 def diagnose_stockout(refusal: Refusal, context: RequestContext) -> Diagnosis | None:
-    """Diagnose missing capacity."""
     if refusal.reason not in STOCKOUT_REASONS and not re.search(STOCKOUT, refusal.message, re.IGNORECASE):
         return None
     named = re.findall(rf"\b{ZONE}\b", refusal.metadata.get("zonesAvailable", ""))  # of ErrorInfo

@@ -57,7 +57,6 @@ def diagnose_expired(job: Job, context: RequestContext) -> Diagnosis:
 
 
 def diagnose_error(job: Job, context: RequestContext, last_error: str, log: str) -> Diagnosis:
-    """Diagnose a failed or cancelled job."""
     text = job.error.message if job.error else ""
     if job.state == "FAILED" and (of_machine := diagnose_vm_end(job, context, log)):
         return of_machine
@@ -72,7 +71,6 @@ def diagnose_error(job: Job, context: RequestContext, last_error: str, log: str)
 
 
 def diagnose_error_code(job: Job, context: RequestContext, last_error: str, log: str) -> Diagnosis:
-    """Diagnose by the code of the job's error alone."""
     code = job.error.code if job.error else 0
     if code == EXHAUSTED:
         return stockout(context)
@@ -144,7 +142,6 @@ MEANINGS: dict[int, tuple[Scope, Kind, str]] = {
 
 
 def diagnose_exit_codes(job: Job, exits: list[tuple[str, int]], text: str, last_error: str, log: str) -> Diagnosis:
-    """Diagnose a replica that exited or was killed."""
     who, code = exits[0]
     if code == Exit.UNFIT and (grant := first(r"(gcloud .*add-iam-policy-binding .*?--role=[\w/.]+)", last_error)):
         return Diagnosis(

@@ -47,7 +47,6 @@ def diagnose_quota_project(refusal: Refusal, context: RequestContext) -> Diagnos
 
 
 def diagnose_credentials(refusal: Refusal, context: RequestContext) -> Diagnosis | None:
-    """Diagnose invalid or expired credentials."""
     if refusal.code != 401 and refusal.reason not in CREDENTIALS:
         return None
     cause = f"the credentials are not accepted: {plain(refusal.message)}"

@@ -141,7 +141,6 @@ def upload_missing(
     open_blob: Callable[[], Any],
     on_bytes: Callable[[str, int, int], None],
 ) -> None:
-    """Upload a blob unless it exists."""
     if registry.has(repository, digest):
         return
     registry.upload(repository, digest, size, open_blob, lambda done: on_bytes(digest, done, size))

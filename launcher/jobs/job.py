@@ -125,7 +125,6 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def command(self) -> str:
-        """Return the command that launches its run."""
         where = f"on {self.region}" if self.target == "on" else self.target
         return command(vm=True) if self.target == "vm" else f"launch {where} SPEC"
 
@@ -141,7 +140,6 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the job is in a final state."""
         return self.state in ENDED
 
     @property

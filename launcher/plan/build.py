@@ -365,7 +365,6 @@ def node_price(spec: JobSpec, catalog: Catalog, context: Context, placement: Pla
 def request_body(
     spec: JobSpec, catalog: Catalog, context: Context, shared: Shared, placement: Placement
 ) -> dict[str, Any]:
-    """Return the request's JSON body."""
     if context.target != "vm":
         return vertex_request.custom_job(spec, shared, placement, project=context.project)
     family = image_family(spec, catalog, placement.chosen)

@@ -70,7 +70,6 @@ def credentials(account: str, found: Found) -> Check:
 
 
 def check_apis(needs: Needs, found: Found) -> Iterator[Check]:
-    """Check that the APIs are enabled."""
     states = answer(found, "apis") or {}
     missing = [api for api in needs.apis if states.get(api) is False]
     unknown = [api for api in needs.apis if api not in states]
@@ -93,7 +92,6 @@ def check_billing(needs: Needs, found: Found) -> Iterator[Check]:
 
 
 def check_project(needs: Needs, found: Found) -> Iterator[Check]:
-    """Check that the project exists and is active."""
     known = answer(found, "project")
     if known is None:
         yield Check("project", "failed", f"project {needs.project} does not exist", "gcloud projects list")
@@ -171,7 +169,6 @@ def gpu_of(metric: str) -> str:
 
 
 def check_vertex_quota_limit(project: str, need: GpuNeed, quotas: Any, usage: Any) -> Check:
-    """Return the result for one placement."""
     where = {"place": need.region, "provisioning": need.provisioning, "machine_type": need.machine_type}
     info = quotas.get(need.metric) or None
     if not info and not need.is_exact:  # the only quota whose metric begins with an accelerator without one of its own

@@ -10,12 +10,10 @@ SECRET_ROLE = "roles/secretmanager.secretAccessor"  # noqa: S105 - a role's name
 
 
 def enable(project: str, apis: Iterable[str]) -> str:
-    """Return the command that enables APIs."""
     return f"gcloud services enable {' '.join(apis)} --project={project}"
 
 
 def link_billing(project: str) -> str:
-    """Return the commands that link a billing account."""
     return f"gcloud billing accounts list\ngcloud billing projects link {project} --billing-account=ACCOUNT"
 
 
@@ -34,7 +32,6 @@ def quota_page(project: str) -> str:
 
 
 def create_account(email: str, project: str) -> str:
-    """Return the command that creates a service account."""
     name, _, domain = email.partition("@")
     home = domain.removesuffix(".iam.gserviceaccount.com")  # the project that the account's name names
     return f"gcloud iam service-accounts create {name} --project={home if home not in ('', domain) else project}"
@@ -49,7 +46,6 @@ def create_bucket(url: str, project: str, region: str) -> str:
 
 
 def create_repository(name: str) -> str:
-    """Return the command that creates a repository, by resource name."""
     _, project, _, location, _, repository = name.split("/")
     return (
         f"gcloud artifacts repositories create {repository} --project={project} --location={location} "

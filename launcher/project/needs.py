@@ -155,7 +155,6 @@ def quota_metric(plan: Plan, attempt: Attempt) -> tuple[str, bool]:
 
 
 def is_reserved(attempt: Attempt) -> bool:
-    """Return whether an attempt uses a reservation."""
     return attempt.provisioning.startswith("reservation:")
 
 

@@ -97,7 +97,6 @@ def refused(needs: Needs, name: str, allowed: bool | None, text: str, fix: str, 
 
 
 def describe(needs: Needs, name: str) -> str:
-    """Return the command that shows a policy."""
     return f"gcloud org-policies describe {name} --effective --project={needs.project}"
 
 

@@ -40,12 +40,10 @@ class CloudContext(Struct, frozen=True, kw_only=True):
 
     @property
     def service(self) -> Services:
-        """Return the services that run jobs."""
         return Services(self.vertex, self.vms)
 
     @property
     def compute(self) -> Compute:
-        """Return the Compute Engine client."""
         return self.vms.compute
 
     def with_notice(self, say: Callable[[str], None]) -> CloudContext:

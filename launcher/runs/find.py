@@ -329,7 +329,6 @@ def in_folder(cloud: CloudContext, folder: str) -> FoundRun | None:
 
 
 def grouped(jobs: Sequence[Job], context: RunContext) -> tuple[FoundRun, ...]:
-    """Group jobs by run, newest run first."""
     runs: dict[str, list[Job]] = {}
     for job in sorted(jobs, key=lambda job: -job.created):
         runs.setdefault(job.run, []).append(job)

@@ -88,7 +88,6 @@ def identity_of(attempt: Attempt) -> str:
 
 
 def facts_of(attempt: Attempt, in_round: int) -> AttemptFacts:
-    """Return the facts for the lock of a planned attempt."""
     return AttemptFacts(
         round=in_round,
         region=attempt.region,

@@ -174,7 +174,6 @@ class Ledger:
 
     @continues_in_memory
     def note_job(self, number: int, name: str) -> None:
-        """Record the job that an attempt created."""
         self._storage.write(runfolder.attempt_job(number), json.dumps({"name": name}).encode())
 
     @continues_in_memory

@@ -37,7 +37,6 @@ class HostContext(Struct, frozen=True, kw_only=True):
 
     @property
     def clock(self) -> Clock:
-        """Return the clock of watches and waits."""
         return launcher.clock.REAL
 
     @property

@@ -145,7 +145,6 @@ class RunWatch:
 
     @property
     def view(self) -> RunView:
-        """Return the newest snapshot."""
         with self._lock:
             return self._view
 
@@ -247,7 +246,6 @@ class RunWatch:
                 self.update(note=text)
 
     def update(self, **changes: object) -> None:
-        """Change fields of the view."""
         with self._lock:
             self._view = self._view._replace(**changes)  # type: ignore[arg-type]  # a field's name and its value
 

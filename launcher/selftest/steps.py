@@ -121,7 +121,6 @@ def compare_prices(kit: Kit) -> str:
 
 
 def create_bucket(kit: Kit) -> str:
-    """Create the selftest's bucket."""
     with storage_client(kit.project) as client:
         resource = client.bucket(kit.prefix)
         resource.labels = {LABEL: kit.id}

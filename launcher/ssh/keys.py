@@ -66,7 +66,6 @@ def keygen(*argv: str) -> str:
 
 
 def missing_program(program: str) -> LaunchError:
-    """Return the error for a missing OpenSSH program."""
     return LaunchError(
         f"{program} is not installed", "Install OpenSSH's client (Debian, Ubuntu: apt install openssh-client)."
     )

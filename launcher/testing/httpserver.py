@@ -185,7 +185,6 @@ class LoopbackServer:
         self.close()
 
     def close(self) -> None:
-        """Stop the server and close all connections."""
         self._server.stop()
 
 

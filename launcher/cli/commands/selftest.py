@@ -279,5 +279,4 @@ def or_empty(read: Callable[[], str]) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line to stderr."""
     print(text, file=sys.stderr, flush=True)

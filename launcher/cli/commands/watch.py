@@ -135,7 +135,6 @@ class Messages:
         self._printers: list[EventPrinter] = []
 
     def say(self, text: str) -> None:
-        """Pass on a message of launch."""
         if self.are_printed:
             say(text)
         else:

@@ -44,7 +44,6 @@ class VmWatcher:
         self.job: Job | None = None
 
     def view(self, job: Job, number: int) -> PlainView:
-        """Return a view of the VM's state."""
         return PlainView(self._service, job)
 
     def report(self, event: Any) -> None:

@@ -32,7 +32,6 @@ def estimate_lines(estimate: Estimate) -> Iterator[str]:
 
 
 def memory_lines_of(estimate: Estimate) -> Iterator[str]:
-    """Yield the table of parts."""
     yield f"memory of one GPU, micro-batch {estimate.micro_batch}"
     rows = [(f"  {part.name}", signed(part.bytes), part.what) for part in estimate.parts]
     verdict = "fits" if estimate.fits else "does not fit"

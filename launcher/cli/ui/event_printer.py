@@ -89,7 +89,6 @@ class EventPrinter:
         getattr(self, f"_{kind}")(event)
 
     def show_checks(self, checks: tuple[Check, ...]) -> None:
-        """Print what the preflight checks found."""
         if problems := [check for check in checks if check.status in ("failed", "warning")]:
             self.say("preflight checks:")
             print("\n".join(lines(problems)), file=sys.stderr)

@@ -51,7 +51,6 @@ class Bars(Lines):
             self._progress.stop()
 
     def line(self, text: str) -> None:
-        """Print a message above the bars."""
         if self._progress:
             self._progress.console.print(f"launch: {text}", markup=False, highlight=False)
         else:

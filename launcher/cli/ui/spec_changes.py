@@ -86,7 +86,6 @@ def problem_lines(side: CheckedSpec | None, label: str) -> Iterator[str]:
 
 
 def field_row(change: Change) -> str:
-    """Return a field with both values."""
     some = f" ({change.attempts})" if change.attempts else ""
     before, after = ("" if value is None else inline_code(value) for value in (change.before, change.after))
     return f"| {inline_code(change.field)}{some} | {before} | {after} |"

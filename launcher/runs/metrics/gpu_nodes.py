@@ -61,7 +61,6 @@ def newest(names: Iterable[str], each: int = EACH) -> list[str]:
 
 
 def nodes(files: Mapping[str, bytes]) -> tuple[Node, ...]:
-    """Return the nodes that these files describe."""
     from launch_train.runfolder.run import samples_by_node
 
     samples = samples_by_node((part, files[name]) for part, name in runfolder.parts_in_order(files))

@@ -22,7 +22,6 @@ TRIES: Final = 5
 
 
 def record_name(sweep: str) -> str:
-    """Return the record's name in the output."""
     return f"sweeps/{sweep}.json"
 
 
@@ -96,5 +95,4 @@ def mark_version(output: Storage, sweep: str) -> str:
 
 
 def mark_name(sweep: str) -> str:
-    """Return the mark's name in the output."""
     return f"sweeps/{sweep}.cancelled"

@@ -104,14 +104,12 @@ def require_success(operation: Operation) -> Operation:
 
 
 def pending_job(name: str, created: float, attempt: Attempt, body: Mapping[str, Any]) -> Job:
-    """Return a job that waits for its machines."""
     return Job(
         name=name, region=attempt.region, state="PENDING", created=created, labels=request_labels(body), request=body
     )
 
 
 def request_labels(body: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the labels in a request for one VM or for several."""
     labels: Mapping[str, str] = body.get("instanceProperties", body).get("labels", {})
     return labels
 

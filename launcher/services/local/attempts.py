@@ -66,7 +66,6 @@ def newest_attempt(storage: Storage) -> int:
 
 
 def attempt_numbers(storage: Storage) -> list[int]:
-    """Return the numbers of the attempts that have a lock, in order."""
     names = storage.list(f"{runfolder.ATTEMPTS}/")
     return sorted({int(lock[1]) for name in names if (lock := runfolder.ATTEMPT_LOCK.match(name))})
 
@@ -98,7 +97,6 @@ def earlier_python(run_folder: str | None) -> str:
 
 
 def write_end(storage: Storage, attempt: int, end: End) -> None:
-    """Record how an attempt ended."""
     storage.write(runfolder.attempt_end(attempt), msgspec.json.encode(end))
 
 

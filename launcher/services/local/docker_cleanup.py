@@ -90,7 +90,6 @@ def clear(api: Any, job: str) -> bool:
 
 
 def containers(api: Any, job: str, **filters: str) -> list[str]:
-    """Return the ids of the job's containers."""
     return [container["Id"] for container in api.containers(all=True, filters={"label": f"{LABEL}={job}", **filters})]
 
 

@@ -24,7 +24,6 @@ def limit(request: Mapping[str, Any]) -> int:
 
 
 def with_limit(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
-    """Return the request with another time limit."""
     return {**request, "job": vertex.with_limit(request["job"], seconds)}
 
 

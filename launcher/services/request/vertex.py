@@ -50,7 +50,6 @@ def limit(request: Mapping[str, Any]) -> int:
 
 
 def with_limit(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
-    """Return the request with another time limit."""
     spec = request["jobSpec"]
     return {**request, "jobSpec": {**spec, "scheduling": {**spec["scheduling"], "timeout": f"{seconds}s"}}}
 

@@ -43,7 +43,6 @@ def properties(request: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def startup_parameters(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the startup script's parameters."""
     items = properties(request).get("metadata", {}).get("items", ())
     return parameters(next((item.get("value", "") for item in items if item.get("key") == PARAMETERS), ""))
 
@@ -54,7 +53,6 @@ def limit(request: Mapping[str, Any]) -> int:
 
 
 def with_limit(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
-    """Return the request with another time limit."""
     scheduling = properties(request)["scheduling"]
     return changed(request, {"scheduling": {**scheduling, "maxRunDuration": {"seconds": str(seconds)}}})
 
@@ -86,7 +84,6 @@ def with_parameters(request: Mapping[str, Any], sent: Mapping[str, Any]) -> Mapp
 
 
 def changed(request: Mapping[str, Any], fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the request with other fields in its instances."""
     if "instanceProperties" in request:
         return {**request, "instanceProperties": {**request["instanceProperties"], **fields}}
     return {**request, **fields}

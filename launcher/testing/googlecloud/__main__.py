@@ -53,7 +53,6 @@ def main() -> None:
 
 
 def parsed() -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m launcher.testing.googlecloud", description=__doc__)
     add = parser.add_argument
     add("--port", type=int, default=0, help="0: any free one")

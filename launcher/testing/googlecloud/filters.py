@@ -62,5 +62,4 @@ def field_at(item: Any, path: str) -> Any:
 
 
 def unparseable(text: str) -> ApiError:
-    """Return the refusal of a filter."""
     return ApiError(400, f"Unparseable filter: syntax error at {text[:80]!r}")

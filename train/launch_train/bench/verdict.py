@@ -93,7 +93,6 @@ def judge(ranks: Sequence[Measured], requested: Mapping[str, float | None]) -> l
 def reference_figures(
     ranks: Sequence[Measured], rank: Measured, requested: Mapping[str, float | None]
 ) -> dict[str, Mark]:
-    """Return the reference figures of one rank, by the figure's name."""
     if not rank.on_gpu:
         return {}
     card = peaks.of(rank.device)

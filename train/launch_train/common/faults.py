@@ -205,7 +205,6 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and its causes and contexts."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause and id(cause) not in seen:

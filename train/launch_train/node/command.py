@@ -91,7 +91,6 @@ def _missing_module(module: str, path: Sequence[str]) -> str:
 def command_line(
     task: Task, cluster: Cluster, order: GenerationSpec, *, processes: int, run: str, grace: float
 ) -> list[str]:
-    """Return the argument list for one generation on this node."""
     module = ["-m"] if task.kind == "module" else []
     if task.kind == "command":
         return [*task.args, *order.args]

@@ -58,7 +58,6 @@ class Outcome:
 
     @classmethod
     def from_json(cls, text: str) -> Outcome:
-        """Parse an outcome from the control store."""
         values = json.loads(text)
         faults = tuple(Fault(*fault) for fault in values["faults"])
         return cls(**{**values, "marks": tuple(values["marks"]), "faults": faults})

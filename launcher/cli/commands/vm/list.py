@@ -170,7 +170,6 @@ def ends_of(machines: Sequence[VmInstance]) -> dict[str, Record]:
 def of_machines(
     machines: Sequence[VmInstance], disks: Sequence[Disk], now: float, ends: Mapping[str, Record]
 ) -> Iterator[Orphan]:
-    """Yield the orphaned VMs."""
     for machine in machines:
         end = ends.get(machine.id)
         if why := orphan_reason(machine, now, end.ended if end else None):

@@ -194,7 +194,6 @@ def not_found(resource: str) -> ApiError:
 
 
 def already_exists(resource: str) -> ApiError:
-    """Return the refusal of a name that exists."""
     return ApiError(409, f"The resource '{resource}' already exists", reason="alreadyExists")
 
 

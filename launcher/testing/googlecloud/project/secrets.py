@@ -34,7 +34,6 @@ class SecretManager:
         self.denied: set[str] = set()
 
     def add(self, name: str, value: bytes) -> str:
-        """Add a version and return its number."""
         versions = self.secrets.setdefault(name, {})
         number = str(len(versions) + 1)
         versions[number] = value
@@ -45,7 +44,6 @@ class SecretManager:
         self.denied.add(name)
 
     def allow(self, name: str) -> None:
-        """Restore access to a secret."""
         self.denied.discard(name)
 
     def disable(self, name: str, version: str, state: str = "DISABLED") -> None:
