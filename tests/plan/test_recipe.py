@@ -65,8 +65,8 @@ def dockerfile(folder: Path, name: str, text: str, fields: dict[str, Any], **oth
 @pytest.mark.parametrize("case", CASES)
 def test_a_made_recipe_keeps_the_recipes_rules(tmp_path: Path, case: str) -> None:
     file = parsed_dockerfile(dockerfile(tmp_path, *CASES[case]))
-    skipped = {"base_by_argument", "only_the_environment_leaves_the_build", "copy_is_enough", "stages_are_known"}
-    found = [f"{rule.__name__}: {one}" for rule in RULES if rule.__name__ not in skipped for one in rule(file)]
+    skipped = "only_the_environment_leaves_the_build"
+    found = [f"{rule.__name__}: {one}" for rule in RULES if rule.__name__ != skipped for one in rule(file)]
     assert found == []
     assert [stage.name for stage in file.stages][-2:] == ["dependencies", "train"]
 

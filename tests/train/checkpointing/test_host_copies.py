@@ -82,24 +82,6 @@ def test_copies_of_all_kinds_of_tensors_are_aligned_contiguous_and_equal(memory:
     assert not memory.pageable
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        [1025] * 40,  # each a little more than a power of two: alone they would take nearly twice their bytes
-        [50304 * 64, 64 * 64, *[64, 64, 3 * 64 * 64, 64 * 64, 4 * 64 * 64, 4 * 64 * 64] * 12],  # a small GPT
-        [70_000, 65_537, 33_000, 20_001, 9_000, 5_000, 2_100, 1_100, 600, 300, 130, 70, 33, 1] * 3,
-    ],
-)
-def test_segments_of_pinned_memory_take_an_eighth_more_than_the_state_at_most(
-    memory: PinnedMemory, sizes: list[int]
-) -> None:
-    state = adam(*sizes)
-    HostCopies().take(on_gpu(state))
-    aligned = sum(-(-tensor.nbytes // 64) * 64 for tensor in state.values())
-    assert aligned <= sum(memory.segments) <= aligned * 9 / 8
-    assert len(memory.segments) <= 6
-
-
 def test_a_tensor_that_is_larger_than_the_rest_together_takes_one_segment_with_them(memory: PinnedMemory) -> None:
     HostCopies().take(on_gpu({"table": torch.zeros(300_000), "bias": torch.zeros(20_000)}))
     assert memory.segments == [1 << 21]

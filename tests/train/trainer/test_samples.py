@@ -22,7 +22,6 @@ from launch_train.common.errors import PreemptedError
 from launch_train.data import open_data
 from launch_train.distributed.process_group import Ranks
 from launch_train.models.gpt import GPT
-from launch_train.performance import compile as compiling
 from launch_train.performance.precision import choose
 from launch_train.trainer import samples
 from launch_train.trainer.samples import NEW_TOKENS, Sampler
@@ -111,30 +110,6 @@ def sampler(config: Mapping[str, Any], source: Any = None) -> Sampler:
 
 def never() -> bool:
     return False
-
-
-def test_passes_are_no_larger_than_a_micro_batch_and_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "NEW_TOKENS", 30)
-    seen: list[tuple[int, ...]] = []
-
-    class Watched(GPT):
-        def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-            assert not self.training
-            assert not torch.is_grad_enabled()
-            seen.append(tuple(tokens.shape))
-            return super().forward(tokens, targets)
-
-    config = {"model": TINY["model"], "batch_size": 8, "eval": {"samples": 5}}
-    model = Watched(parse(config).model)  # type: ignore[arg-type]
-    before = torch.get_rng_state()
-    found = sampler(config).take(model, 2, never)
-    assert found is not None
-    assert len(found["samples"]) == 5
-    assert {shape[0] for shape in seen} == {2, 1}
-    assert max(shape[1] for shape in seen) == 32
-    assert len(seen) == 3 * 30
-    assert model.training
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_no_token_beyond_the_datas_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,26 +230,6 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path, text: Path, monkeypatch
     resumed = run(tmp_path / "run", asked(2, **config), LAUNCH_ATTEMPT="2")
     assert [row["step"] for row in events(resumed, "samples")] == [6]
     assert same(plain, resumed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", [True, "whole"])
-def test_compiled_code_is_not_compiled_again(
-    tmp_path: Path, mode: Any, monkeypatch: pytest.MonkeyPatch, text: Path
-) -> None:
-    """One graph that takes any length would run in the steps too, and round otherwise."""
-    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
-    model = {**DROPOUT, "n_layer": 2}
-    found = []
-    for count in (0, 2):
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
-        rows = run(tmp_path / str(count), asked(count, model=model, data=str(text), compile=mode))
-        found.append((rows, torch._dynamo.utils.counters["stats"]["unique_graphs"]))
-    torch._dynamo.reset()
-    (without, graphs), (with_samples, more) = found
-    assert (len(events(with_samples, "samples")), graphs > 0, more) == (2, True, graphs)
-    assert same(without, with_samples)
 
 
 @pytest.mark.slow
