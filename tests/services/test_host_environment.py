@@ -21,11 +21,12 @@ from launch_train.host.job import RefusedError
 from launcher.errors import LaunchError
 from launcher.images.source_files import File
 from launcher.inputs.gather import GatherOptions, Inputs, gather
-from launcher.inputs.interpreter import PROBE, Interpreter
+from launcher.inputs.interpreter import Interpreter
 from launcher.remote.agent import Agent
 from launcher.remote.connection import connect_to
 from launcher.services.hosts.environment import (
     NODE_PACKAGES,
+    PROBE_ARGV,
     HostFacts,
     choose_base,
     facts_of,
@@ -141,11 +142,10 @@ def inputs_of(tmp_path: Path) -> Inputs:
     return replace(inputs, source=replace(inputs.source, locks=locks, recipe=()))
 
 
-def python_for(inputs: Inputs, said: list[str]) -> str:
+def python_for(inputs: Inputs, said: list[str], named: str = "", candidate: str = "python3") -> str:
     agent = Agent(connect_to(NAME))
-    argv = ["-c", PROBE, json.dumps([["torch", *NODE_PACKAGES], []])]
-    answer = agent.call("describe", {"pythons": ["python3"], "probe": argv})
-    return provide_python(agent, facts_of(answer, inputs, 0, NAME), "", inputs, said.append)
+    answer = agent.call("describe", {"pythons": [named or candidate], "probe": PROBE_ARGV})
+    return provide_python(agent, facts_of(answer, inputs, 0, NAME), named, inputs, said.append)
 
 
 def modules_of(python: str, *names: str) -> str:
@@ -173,6 +173,33 @@ def test_without_pytorch_on_the_host_all_specs_share_one_environment_with_it(
     (project / "requirements.txt").write_text("")
     assert shared.startswith(str(Path(python_for(inputs_of(tmp_path), said)).parents[1]))
     assert len(said) == 3
+
+
+def test_launchs_packages_come_last_beside_a_pytorch_of_the_host(
+    bare_host: SshServer, project: Path, tmp_path: Path
+) -> None:
+    (project / "job.yaml").write_text(SPEC.replace(", launcher: python", ""))
+    wheels = tmp_path / "wheels"
+    pip = 'PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= "$VENV/bin/python" -m pip'
+    install = f"{pip} install --no-index --find-links {wheels}"
+    make_wheel(wheels, "tiny_node", "2.0", "")
+    request = {"id": "base", "python": BARE_PYTHON, "files": {}, "secrets": {}}
+    environment.make_environment(bare_host.home, {**request, "script": f"{install} torch==2.13.0 tiny_node==2.0"})
+    candidate = "venvs/base/bin/python"  # from the home folder
+    said: list[str] = []
+    python = python_for(inputs_of(tmp_path), said, candidate=candidate)
+    assert said == [f"{NAME}: making the environment (requirements.txt, 1 package)…"]
+    modules_of(python, "tiny_greeting")
+    base = str(bare_host.home / "venvs" / "base")
+    assert modules_of(python, "torch").startswith(base)
+    assert modules_of(python, "tiny_node").startswith(base)
+    path = subprocess.run([python, "-c", "import sys; print(sys.path[-1])"], capture_output=True, text=True, check=True)
+    assert Path(path.stdout.strip(), "tiny_node.py").exists()  # version 3.0, of the lock
+    assert python_for(inputs_of(tmp_path), said, named=candidate) == f"{base}/bin/python"
+    with pytest.raises(
+        LaunchError, match=rf"{NAME}: .* has no torch, which torchrun .*\nOn {NAME}: .* pip install torch"
+    ):
+        python_for(inputs_of(tmp_path), said, named=BARE_PYTHON)
 
 
 def test_an_environment_that_was_killed_half_way_is_made_again(tmp_path: Path) -> None:

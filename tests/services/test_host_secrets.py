@@ -102,16 +102,21 @@ def is_secret_file(link: Path) -> bool:
         return False
 
 
-def test_a_secret_that_cannot_be_read_is_an_error_before_anything_starts(host: SshServer, cloud: GoogleCloud) -> None:
+def test_a_secret_that_cannot_be_read_is_an_error_before_anything_starts(
+    host: SshServer, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     env = {"LAUNCH_SECRETS": json.dumps({"TOKEN": "projects/my-project/secrets/nosuch/versions/latest"})}
     with pytest.raises(LaunchError, match=r"secret TOKEN .* doesn't exist") as refused:
         read_secrets_here(env, {**cloud.environ()})
     assert refused.value.hint == "Or set it in this shell: export TOKEN=VALUE"
-    os.environ.pop("EXPORTED_TOKEN")
+    monkeypatch.delenv("EXPORTED_TOKEN")
     ran = launch("on", NAME, "job.yaml", "--cpu")
     assert ran.returncode != 0
     assert "EXPORTED_TOKEN" in ran.stderr
     assert not list((host.home / "launch").glob("jobs/*"))
+    monkeypatch.setenv("EXPORTED_TOKEN", EXPORTED)
+    again = launch("on", NAME, "job.yaml", "--cpu", "--detach")
+    assert again.returncode == 0, again.stderr
 
 
 def test_the_url_of_a_webhook_is_read_here_too(cloud: GoogleCloud) -> None:

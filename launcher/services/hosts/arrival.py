@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,10 +9,9 @@ from msgspec.structs import replace
 
 from launcher.errors import LaunchError, NoCapacity, UsageError
 from launcher.inputs.content import content
-from launcher.inputs.interpreter import PROBE
 from launcher.plan.binding import bound
 from launcher.remote.agent import PYTHONS, ROOT, Agent
-from launcher.services.hosts.environment import NODE_PACKAGES, facts_of, provide_python
+from launcher.services.hosts.environment import PROBE_ARGV, facts_of, provide_python
 
 if TYPE_CHECKING:
     from launcher.inputs.gather import Inputs
@@ -34,8 +32,8 @@ def prepare_host(plan: Plan, inputs: Inputs, connection: Connection, say: Callab
     """
     agent, name, source = Agent(connection), connection.host.name, inputs.source
     request = plan.attempts[0].request
-    argv = ["-E", "-c", PROBE, json.dumps([["torch", *NODE_PACKAGES], []])]
-    facts = agent.call("describe", {"pythons": [request["python"]] if request["python"] else PYTHONS, "probe": argv})
+    candidates = [request["python"]] if request["python"] else PYTHONS
+    facts = agent.call("describe", {"pythons": candidates, "probe": PROBE_ARGV})
     check_free_gpus(facts["gpus"], str(facts["gpu_problem"]), plan.machine.gpus, name)
     if facts["free_gb"] < LEAST_GB:
         say(f"warning: {facts['free_gb']:.1f} GB are free on the disk of {name}:~/launch")

@@ -7,6 +7,7 @@ one, the base is an environment with launch's own packages and PyTorch, which al
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -17,7 +18,7 @@ from launcher import catalog
 from launcher.errors import LaunchError, PlanRefused, UsageError
 from launcher.inputs import requirements
 from launcher.inputs.content import hashed
-from launcher.inputs.interpreter import Interpreter, check_fitness, needs_of
+from launcher.inputs.interpreter import PROBE, Interpreter, check_fitness, needs_of
 from launcher.plan.model import Packages, Torch
 from launcher.plan.names import json_digest
 from launcher.plan.placement import choose
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 NODE_PACKAGES: Final = ("numpy", "tensorboard", "google-cloud-storage", "google-crc32c", "nvidia-ml-py", "psutil")
 """Launch's own packages of a job: those of containers/node.in."""
+PROBE_ARGV: Final = ("-E", "-c", PROBE, json.dumps([["torch", "pip", *NODE_PACKAGES], []]))
+"""What follows a Python of the host, to ask it for the versions of these packages."""
 INSTALL_SECONDS: Final = 3600.0
 
 
@@ -92,7 +95,10 @@ def provide_python(agent: Agent, facts: HostFacts, named: str, inputs: Inputs, s
     if named:
         if not facts.pythons:
             raise LaunchError(f"{named} on {host.name} is no Python", f"Try: ssh {host.ssh_text} {named} -VV")
-        check_fitness(facts.pythons[0], needs_of_python(inputs))
+        try:
+            check_fitness(facts.pythons[0], needs_of_python(inputs))
+        except UsageError as error:
+            raise LaunchError(f"{host.name}: {error.problem}", f"On {host.name}: {error.hint}") from error
         return facts.pythons[0].path
     problems = {python.path: problem_of(python, inputs) for python in facts.pythons}
     suitable = next((python for python in facts.pythons if not problems[python.path]), None)

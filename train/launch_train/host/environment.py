@@ -32,12 +32,13 @@ NO_VENV_FIX: Final = (
 def probe_pythons(candidates: Iterable[str], argv: list[str]) -> list[dict[str, Any]]:
     """Run a probe (`argv`: what follows the interpreter) in each candidate, all at once, and return their answers.
 
-    `candidates` are names on PATH, or paths that may begin with ~. An answer has `path` and what the probe printed on
+    `candidates` are names on PATH, or paths from the home folder. An answer has `path` and what the probe printed on
     its last line; a candidate that fails has none.
     """
     paths = dict[str, str]()
     for candidate in candidates:
-        path = shutil.which(os.path.expanduser(candidate))  # noqa: PTH111 - also a name on PATH
+        name = os.path.expanduser(candidate)  # noqa: PTH111 - also a name on PATH
+        path = shutil.which(str(Path.home() / name) if "/" in name else name)
         if path:  # python, python3 and python3.12 of one environment are the same
             paths.setdefault(f"{Path(path).parent} {os.path.realpath(path)}", path)
     options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
