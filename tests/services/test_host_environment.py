@@ -91,6 +91,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshServer]
         yield server
 
 
+@pytest.mark.slow
 def test_the_requirements_are_installed_once_beside_the_pytorch_of_the_host(host: SshServer, project: Path) -> None:
     planned_run = launch("on", NAME, "job.yaml", "--cpu", "--dry-run", "-o", "json", "--set", "image.setup=[echo]")
     assert "image.setup is not run on a host: echo" in json.loads(planned_run.stdout)["warnings"]
@@ -110,6 +111,7 @@ def test_the_requirements_are_installed_once_beside_the_pytorch_of_the_host(host
     assert "No module named 'tiny_greeting'" in python.stdout + python.stderr  # it is used as it is
 
 
+@pytest.mark.slow
 def test_a_package_that_pip_cannot_find_is_an_error_with_its_reason(host: SshServer, project: Path) -> None:
     (project / "requirements.txt").write_text("no_such_package==9.9\n")
     ran = launch("on", NAME, "job.yaml", "--cpu")
@@ -153,6 +155,7 @@ def modules_of(python: str, *names: str) -> str:
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.slow
 def test_without_pytorch_on_the_host_all_specs_share_one_environment_with_it(
     bare_host: SshServer, project: Path, tmp_path: Path
 ) -> None:
@@ -175,6 +178,17 @@ def test_without_pytorch_on_the_host_all_specs_share_one_environment_with_it(
     assert len(said) == 3
 
 
+@pytest.mark.slow
+def test_a_run_folder_in_a_bucket_needs_launchs_packages_alone(
+    bare_host: SshServer, project: Path, tmp_path: Path
+) -> None:
+    (project / "job.yaml").write_text(SPEC.replace("image:", "output: gs://bucket/runs\n#"))
+    said: list[str] = []
+    modules_of(python_for(inputs_of(tmp_path), said), "tiny_node")
+    assert said == [f"{NAME}: making the environment (launch's packages)…"]
+
+
+@pytest.mark.slow
 def test_launchs_packages_come_last_beside_a_pytorch_of_the_host(
     bare_host: SshServer, project: Path, tmp_path: Path
 ) -> None:
@@ -242,6 +256,7 @@ def test_a_python_that_cannot_add_pip_to_an_environment_gets_one_all_the_same(
     assert "python3-venv" in refused.value.fix
 
 
+@pytest.mark.slow
 def test_two_launches_make_an_environment_once(tmp_path: Path) -> None:
     request = {"id": "one", "python": BARE_PYTHON, "files": {}, "secrets": {}, "script": f"echo x >> {tmp_path}/count"}
     argv = [sys.executable, "-m", "launch_train.host", str(tmp_path), "environment"]
@@ -251,6 +266,7 @@ def test_two_launches_make_an_environment_once(tmp_path: Path) -> None:
     assert (tmp_path / "count").read_text() == "x\n"
 
 
+@pytest.mark.slow
 def test_an_environment_is_finished_although_the_connection_is_lost(bare_host: SshServer, tmp_path: Path) -> None:
     script = f"echo x >> {tmp_path}/count; until test -e {tmp_path}/go; do sleep 0.1; done"
     request = {"id": "lost", "python": BARE_PYTHON, "files": {}, "secrets": {}, "script": script}

@@ -102,6 +102,7 @@ def is_secret_file(link: Path) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_secret_that_cannot_be_read_is_an_error_before_anything_starts(
     host: SshServer, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,7 +188,9 @@ def image_lines(plan: Plan, used: bool, explain: bool) -> Iterator[str]:
             yield str(plan.attempts[0].request["disks"][0]["initializeParams"]["sourceImage"]).rpartition("/")[2]
     elif not used:
         is_installed = plan.target == "on" and plan.attempts[0].request["packages"]
-        on_host = "its packages are installed on the host, once" if is_installed else "runs in a Python of the host"
+        on_host = (
+            "packages that the host lacks are installed there, once" if is_installed else "runs in a Python of the host"
+        )
         yield NO_IMAGE if plan.target == "local" else f"not used: {on_host}"
     else:
         tag = f"tag: content hash; {image.platform}, " if explain else ""

@@ -207,10 +207,13 @@ def install(
         "secrets": {name: os.environ[name] for name in inputs.spec.image.build_secrets if not torch},
     }
     if request["id"] not in facts.environments:
-        count = plural(len([*requirements.packages(source.requirements)]), "package")
-        of_job = str(inputs.spec.image.requirements) + ("" if source.project else f", {count}")
-        packages = f"torch {torch.version}+{torch.build}, launch's packages" if torch else of_job
-        say(f"{host}: making the environment ({packages})…")
+        count = len([*requirements.packages(texts["requirements.txt"])])
+        packages = [f"torch {torch.version}+{torch.build}"] if torch else []
+        packages += (
+            [str(inputs.spec.image.requirements)] if count or (source.project and not torch) else ["launch's packages"]
+        )
+        packages += [plural(count, "package")] if count else []
+        say(f"{host}: making the environment ({', '.join(packages)})…")
     answer = agent.call("environment", request, seconds=INSTALL_SECONDS)
     if "refused" in answer:
         raise LaunchError(f"{host}: {answer['refused']}", answer["fix"])
