@@ -25,6 +25,10 @@ EXAMPLES: Final[dict[str, tuple[str, str]]] = {
     "push-code": ("launch push-code dev .", "launch push-code dev src:work/src --delete --dry-run"),
     "local": ("launch local job.yaml --gpus 2", "launch local job.yaml --nodes 2 --preempt-after 30s"),
     "on": ("launch on gpu-box job.yaml --gpus 2 --dry-run", "launch on me@203.0.113.7:2222 job.yaml --hours 6"),
+    "slurm": (
+        "launch slurm job.yaml --on login.example.edu --partition gpu --dry-run -o sh",
+        "launch slurm job.yaml --on login.example.edu --test-only",
+    ),
     "runs": ("launch runs --since 7d", "launch runs --cloud --mine --state running -o json"),
     "sweep": (
         "launch sweep job.yaml --set run.config.optimizer.lr=1e-4,3e-4 --dry-run",

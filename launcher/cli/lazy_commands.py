@@ -36,6 +36,7 @@ COMMAND_GROUPS = {
         "local": "Run a job on this machine as Vertex AI would.",
         "vertex": "Run a training job on Vertex AI.",
         "on": "Run a training job on a machine that you reach by SSH.",
+        "slurm": "Run a training job on a Slurm cluster.",
         "sweep": "Run a spec once for each combination of several values.",
         "follow": "Watch a run to its end.",
         "cancel": "Cancel a run or all points of a sweep.",
@@ -88,7 +89,7 @@ PLAIN_WORDS = {
     "a valid float": "a number",
 }
 """Typer's words in usage errors, and ours."""
-WITH_FLAGS = ("vertex", "vm", "local", "on", "sweep", "build", "push", "estimate")
+WITH_FLAGS = ("vertex", "vm", "local", "on", "slurm", "sweep", "build", "push", "estimate")
 """Commands with the flags that override the spec."""
 PLANNED = ("vertex", "vm", "local", "sweep")
 """Commands whose --dry-run works on Windows."""

@@ -21,6 +21,9 @@ SWEEP_LABEL: Final = "launch-sweep"
 PLAN_LABEL: Final = "launch-plan"
 """The digest of the plan that created a CustomJob (plan.binding)."""
 
+SLURM_LABEL: Final = "slurm-job"
+"""The number of a job in Slurm."""
+
 RESOURCE: Final = r"projects/[^/]+/(?:locations|zones)/[a-z0-9-]+/(?:customJobs|instances)/\d+"
 """The name of a job on Google Cloud (Job.name)."""
 ON_HOST: Final = r"on/[^/\s]+/[0-9a-f-]{36}"
@@ -82,6 +85,9 @@ class Job(Struct, frozen=True, kw_only=True):
     For a VM it is the current Instance, on this machine the lock of the newest attempt.
     """
 
+    reason: str = ""
+    """Why it waits, in words; empty: unknown, or it doesn't."""
+
     folder: str = ""
     """The run folder, as commands name it. Only VMs and jobs on this machine have it: only their run folder records how
     they ended."""
@@ -125,8 +131,11 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def command(self) -> str:
-        where = f"on {self.region}" if self.target == "on" else self.target
-        return command(vm=True) if self.target == "vm" else f"launch {where} SPEC"
+        if self.target == "on":
+            return (
+                f"launch slurm SPEC --on {self.region}" if "script" in self.request else f"launch on {self.region} SPEC"
+            )
+        return command(vm=True) if self.target == "vm" else f"launch {self.target} SPEC"
 
     @property
     def run(self) -> str:

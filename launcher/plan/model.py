@@ -342,6 +342,11 @@ class Plan(Frozen, frozen=True, kw_only=True):
     version: int = 1
     """Format of the run folder that holds this plan."""
 
+    @property
+    def is_slurm(self) -> bool:
+        """Return whether the job is queued in the Slurm of a host."""
+        return "script" in self.attempts[0].request
+
     def machine_of(self, attempt: Attempt) -> Gpus:
         return attempt.machine or self.machine
 

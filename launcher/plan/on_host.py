@@ -50,7 +50,13 @@ def on_host(
         container = pool["containerSpec"]
         env = [entry for entry in container["env"] if entry["name"] != contract.GPU]  # its GPUs are seen on arrival
         container = {"command": container["command"], "args": container["args"], "env": env}
-        pools.append({"machineSpec": {"acceleratorCount": gpus}, "replicaCount": "1", "containerSpec": container})
+        pools.append(
+            {
+                "machineSpec": {"acceleratorCount": gpus},
+                "replicaCount": pool["replicaCount"],
+                "containerSpec": container,
+            }
+        )
     labels = job["labels"]
     job = {"displayName": job["displayName"], "jobSpec": {**job["jobSpec"], "workerPoolSpecs": pools}}
     usd = None if price is None else price * plan.machine.nodes * plan.limits.hours

@@ -825,7 +825,8 @@ def host_recipe(
     if torch is None and minor not in pinned.python:
         raise PlanRefused(
             f"torch {PINNED} has no wheel for Python {minor}; it has wheels for {', '.join(pinned.python)}",
-            f"Choose one: --set image.python={pinned.python[-1]}",
+            "Install one of these on the host; launch takes it from the PATH, or from --python PATH.",
+            field="image.python",
         )
     return Recipe(
         packages=packages,

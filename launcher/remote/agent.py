@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from launch_train.common import contract
-from launch_train.host.folder_server import MARK
+from launch_train.host.folder_server import MARK, NO_SLURM
 from launcher.errors import LaunchError, UnreachableError
 from launcher.remote.connection import CommandFailed, Connection
 
@@ -59,11 +59,13 @@ class Agent:
         self.connection.send(files, f"{ROOT}/trainer/{trainer_digest()}")
 
     def explained(self, error: CommandFailed) -> LaunchError:
-        """Return the error of an operation that failed before launch_train.host ran."""
+        """Return the error of an operation that failed before launch_train.host ran, or because of Slurm."""
         if error.code == NO_PYTHON:
             name = self.connection.host.name
             hint = "Install one: apt-get install python3, or uv python install (https://docs.astral.sh/uv)"
             return LaunchError(f"{name} has no Python 3.10 or later", hint)
+        if error.code == NO_SLURM:
+            return UnreachableError(error.problem, "Try again in a moment.")
         return error
 
 

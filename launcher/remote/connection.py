@@ -46,6 +46,10 @@ ADDRESS: Final = re.compile(r"((?:[^\s@/:-][^\s@/:]*@)?)(\[[0-9A-Fa-f:]+\]|[^\s@
 """[USER@]HOST[:PORT]; a name that begins with - would be an option of ssh."""
 
 
+THIS_MACHINE: Final = "this-machine"
+"""Stands for the machine on which launch itself runs: its commands need no connection."""
+
+
 class CommandFailed(LaunchError):
     """A command on a host failed."""
 
@@ -129,8 +133,11 @@ class Connection:
         if session := self.host.session:
             options |= colab.options(session, colab_log(session))
         encoded = base64.b64encode(f"umask 077; printf '\\002launch\\002\\n'\n{script}".encode()).decode()
+        command = f"sh -c 'eval \"$(echo {encoded} | base64 -d)\"'"
+        if self.host.name == THIS_MACHINE:
+            return ["sh", "-c", command]
         settings = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-        return ["ssh", *settings, *self.host.words, f"sh -c 'eval \"$(echo {encoded} | base64 -d)\"'"]
+        return ["ssh", *settings, *self.host.words, command]
 
     def run(self, script: str, *, stdin: bytes | IO[bytes] = b"", seconds: float = ANSWER_SECONDS) -> bytes:
         """Run a script of `sh` and return its output. `stdin`: bytes, or a file of them."""
@@ -215,6 +222,8 @@ tar --no-same-owner -xzf - -C "$part"; mv -T "$part" "$to" 2>/dev/null || [ -e "
 
     def close(self) -> None:
         """End the shared connection."""
+        if self.host.name == THIS_MACHINE:
+            return
         argv = [word for word in self.argv("") if not word.startswith("sh -c ")]
         subprocess.run([argv[0], "-O", "exit", *argv[1:]], capture_output=True, check=False, timeout=ANSWER_SECONDS)
 

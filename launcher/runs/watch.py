@@ -301,17 +301,19 @@ class JobPoller:
         self._seen_at = now
 
     def _explain_state(self, job: Job) -> None:
-        """Report a note on an unusual state, once per state."""
+        """Report a note on an unusual state or on the reason for a wait, once for each."""
         if job.state == "QUEUED" and self._clock.now() - self._changed_at >= QUEUED_SECONDS:
             self._note(job, "Vertex AI is waiting for machines or for quota (it queues for both)")
+        elif job.reason:
+            self._note(job, f"waiting in the queue: {job.reason}")
         elif not is_known_state(job):
             self._note(job, "unknown state; " + ("still watching" if job.ended is None else "the job has ended"))
         elif STATE_NOTES.get(job.state):
             self._note(job, STATE_NOTES[job.state])
 
     def _note(self, job: Job, text: str) -> None:
-        if job.state not in self._noted_states:
-            self._noted_states.add(job.state)
+        if job.state + job.reason not in self._noted_states:
+            self._noted_states.add(job.state + job.reason)
             self._report(Note(f"{job.state or 'no state'}: {text}"))
 
     def _handle_error(self, error: LaunchError) -> None:

@@ -30,6 +30,15 @@ LabelKey = Annotated[
 LabelValue = Annotated[str, matching(r"^[a-z0-9_-]{0,63}$", "a label value: a-z, 0-9, - and _, at most 63 characters")]
 EnvName = Annotated[str, matching(r"^[A-Za-z_][A-Za-z0-9_]{0,254}$", "a variable name: letters, digits and _")]
 ShellLine = Annotated[str, matching(r"\S", "a line for a shell: text without a line break; join several with &&")]
+SlurmName = Annotated[str, matching(r"^[A-Za-z0-9_.,-]+$", "a name on the cluster: letters, digits, _ . , and -")]
+SbatchOption = Annotated[
+    str,
+    matching(
+        r"^--(?!(job-name|dependency|requeue|no-requeue|open-mode|signal|nodes|ntasks|gpus|gres|time|output|error|comment"
+        r"|chdir|array|wrap|export|partition|account)\b)[a-z][a-z-]*(=[^\s'\"\\]+)?$",
+        "a long option of sbatch without spaces, such as --qos=long, that launch does not set itself",
+    ),
+]
 BUCKET = r"^gs://[a-z0-9][a-z0-9._-]{1,221}[a-z0-9](/.*)?$"
 Region = Annotated[str, matching(r"^[a-z]+(-[a-z]+)+[0-9]+$", "a region, such as us-central1")]
 Repository = Annotated[

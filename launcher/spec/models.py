@@ -25,9 +25,11 @@ from launcher.spec.kinds import (
     Provisioning,
     Region,
     Repository,
+    SbatchOption,
     SecretVersion,
     ServiceAccount,
     ShellLine,
+    SlurmName,
     Webhook,
     Zone,
     matching,
@@ -495,6 +497,43 @@ NO_LOCAL: Final = Local()
 """The default, which a spec's text and digest leave out only if it is this object."""
 
 
+class Slurm(Model, frozen=True, kw_only=True):
+    """Settings of a Slurm cluster, for `launch slurm`. They never change a run ID."""
+
+    login: (
+        Annotated[
+            str, Meta(min_length=1, description="the login node, as ssh knows it (default: sbatch on this machine)")
+        ]
+        | None
+    ) = None
+    partition: SlurmName | None = None
+    account: SlurmName | None = None
+    gpu_type: (
+        Annotated[
+            str,
+            matching(
+                r"^[A-Za-z0-9_.-]*$",
+                'the cluster\'s name of the GPU (default: that of machine.type, such as h100; "": any GPU)',
+            ),
+        ]
+        | None
+    ) = None
+    hours: (
+        Annotated[
+            float,
+            Meta(ge=0.05, description="time of one Slurm job; a longer run is queued again (default: limits.hours)"),
+        ]
+        | None
+    ) = None
+    options: Annotated[
+        tuple[SbatchOption, ...], Meta(description="further options of sbatch: [--qos=long, --cpus-per-gpu=8]")
+    ] = ()
+
+
+NO_SLURM: Final = Slurm()
+"""The default, which a spec's text and digest leave out only if it is this object."""
+
+
 class Vertex(Model, frozen=True, kw_only=True):
     """Settings that only Vertex AI has."""
 
@@ -600,3 +639,4 @@ class JobSpec(Model, frozen=True, kw_only=True):
     vertex: Vertex = Vertex()
     vm: Vm = Vm()
     local: Local = NO_LOCAL
+    slurm: Slurm = NO_SLURM

@@ -2,29 +2,16 @@
 
 # No `from __future__ import annotations`: Typer would compile the annotations at every start, twice.
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from launcher.cli.help_page import MACHINE, OUTPUT, RUN, WHERE, option
-from launcher.cli.options import (
-    AcceptHostKey,
-    DryRun,
-    Explain,
-    Output,
-    OutputFormat,
-    WatchFor,
-    flag_words,
-    flags_of,
-    gather,
-)
-from launcher.errors import UsageError, refuse_with
+from launcher.cli.options import AcceptHostKey, DryRun, Explain, Output, OutputFormat, WatchFor, flag_words, flags_of
+from launcher.errors import refuse_with
 
 if TYPE_CHECKING:
-    from launcher.inputs.gather import Inputs
-    from launcher.plan.model import Plan
     from launcher.remote.connection import Connection
 
 
@@ -60,88 +47,29 @@ def on(
     --clean removes code, environments, versions of launch and records of jobs that no running job and no run folder
     there needs (--dry-run lists them). Runs stay: launch rm deletes them.
     """
-    from launcher.cli.ui.plan_page import show_plan
-    from launcher.inputs.planning import planned
-    from launcher.plan.on_host import on_host
-    from launcher.remote.connection import Host, connect_to
-    from launcher.services.hosts.environment import packages_of
-    from launcher.spec.hosts_file import read_hosts
+    from launcher.cli.flows.on_host import HostOptions, launch_on_host
 
     flags = flags_of(ctx)
-    if host.endswith((".yaml", ".yml")):
-        raise UsageError(f"{host} is a spec, not a host", f"Name the host first: launch on HOST {host}")
-    hosts = read_hosts(os.environ)
     if clean:
+        from launcher.remote.connection import connect_to
+
         of_job: dict[str, object] = {word: True for word in flag_words(flags) if word.startswith("--")}
         of_job |= {"a spec": spec, "--cpu": cpu, "--python": python, "--explain": explain, "--detach": detach}
         refuse_with("--clean", {**of_job, "--resume": resume, "--new": new, "--watch-for": watch_for})
         clean_host(connect_to(host, accept_host_key=accept_host_key), output_format, dry_run=dry_run)
         return
-    python = python or hosts.entry(host).python
-    _ = Host(host).words  # raises UsageError for a name that is no host, also in a dry run
-    of_cloud = {"--spot": flags.spot, "--region": flags.region, "--zone": flags.zone, "--flex-start": flags.flex_start}
-    refuse_with(
-        "launch on",
-        {**of_cloud, "--provisioning": flags.provisioning},
-        "Remove it: a host has neither regions nor provisioning.",
-    )
-    if dry_run or explain:
-        refuse_with("--dry-run", {"--detach": detach, "--resume": resume, "--new": new, "--watch-for": watch_for})
-    if new:
-        refuse_with("--new", {"--resume": resume, "--run-id": flags.run_id})
-    if resume:
-        refuse_with("--resume", {"--run-id": flags.run_id})
-        if spec is None:
-            raise UsageError("--resume needs the spec", f"launch on {host} SPEC --resume {resume}")
-        flags = flags._replace(run_id=resume)
-    inputs = gather("local", spec, flags, more=hosts.defaults(host), docker=True)
-    if inputs.spec.machine.nodes > 1:
-        raise UsageError("launch on runs a job on one host", "Set --nodes 1; several hosts are not supported yet.")
-
-    def plan_of(inputs: "Inputs") -> "Plan":
-        local = planned(inputs)
-        with inputs.located.naming_places():
-            return on_host(
-                local,
-                host,
-                inputs.located.spec.output or "runs",
-                code=inputs.context.code.digest,
-                python=python or "",
-                packages={} if python else packages_of(inputs),
-                gpus=0 if cpu else local.machine.gpus,
-                price=inputs.spec.limits.price,
-                price_source=inputs.located.place("limits.price"),
-                is_colab=bool(Host(host).session),
-                usd_limit=inputs.spec.limits.usd,
-            )
-
-    plan = plan_of(inputs)
-    if dry_run or explain:
-        show_plan(plan, inputs.spec, output_format, explain=explain)
-        return
-    from launcher.cli.flows.launch import LaunchOptions, follow_driver
-    from launcher.cli.ui.event_printer import EventPrinter
-    from launcher.runs.on_host import HostContext, remember
-    from launcher.runs.submit import submission
-    from launcher.services.hosts.arrival import prepare_host
-
-    context, printer = HostContext(connection=connect_to(host, accept_host_key=accept_host_key)), EventPrinter(plan)
-    context.connection.run("true")
-    driver, watcher = submission(
-        plan,
-        inputs,
-        context,
-        printer,
-        lambda plan: prepare_host(plan, inputs, context.connection, printer.say),
-        plan_again=plan_of,
+    options = HostOptions(
+        cpu=cpu,
+        python=python or "",
+        dry_run=dry_run or explain,
+        explain=explain,
+        detach=detach,
+        resume=resume,
         new=new,
-        resume=bool(resume),
+        accept_host_key=accept_host_key,
+        watch_seconds=watch_for,
     )
-    for warning in driver.plan.warnings if not resume else ():
-        printer.say(warning)
-    remember(driver.plan.run, host)
-    options = LaunchOptions(detach=detach, watch_seconds=watch_for, target="on")
-    follow_driver(driver, watcher, printer, output_format, options, fresh=True, resume=bool(resume))
+    launch_on_host(host, spec, flags, options, output_format, f"launch on {host}")
 
 
 CLEAN_SECONDS: Final = 600.0

@@ -22,7 +22,7 @@ from launcher.cli.ui.streams import say
 from launcher.cli.ui.sweep_page import show_points
 from launcher.cli.ui.text import LABEL, WIDTH, labelled, utc_stamp, wrapped
 from launcher.errors import UsageError
-from launcher.jobs.job import Job
+from launcher.jobs.job import SLURM_LABEL, Job
 from launcher.runs.find import FoundRun
 from launcher.runs.run import RunStatus, status_of
 from launcher.runs.run_list import RunFilter
@@ -92,6 +92,8 @@ def status_lines(status: RunStatus, story: RunStory) -> Iterator[str]:
     yield from story_lines(story.chapters, story.cap, story.advice, status.progress)
     for label, text in gpu_monitor.labelled_gpu_lines(status.nodes):
         yield from labelled(label, text)
+    if job.reason:
+        yield from labelled("waits", job.reason)
     if job.error and not job.is_here:
         yield from labelled("error", job.error.message)
     if status.problem:
@@ -109,6 +111,8 @@ def job_facts(job: Job) -> Iterator[tuple[str, str]]:
         yield "folder", relative(folder)
     else:
         yield "job", job.name
+        if number := job.labels.get(SLURM_LABEL):
+            yield "slurm", f"job {number}"
         if url := console_url(job):
             yield "", url
         where = "" if job.target == "on" else f", {provisioning_of(job)} in {place_of(job)}"

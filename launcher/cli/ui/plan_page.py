@@ -93,7 +93,8 @@ def plan_lines(
     explain: bool = False,
 ) -> Iterator[str]:
     """Yield the page of a plan, in at most 80 columns."""
-    yield from wrapped(f"{plan.run}  on {target_text(plan.target, plan.project)}", WIDTH)
+    where = f"the Slurm of {plan.project}" if plan.is_slurm else target_text(plan.target, plan.project)
+    yield from wrapped(f"{plan.run}  on {where}", WIDTH)
     yield ""
     for label, text in plan_facts(plan, spec, image, settings.usd_cap if settings else None, explain=explain):
         yield from labelled(label, text)
@@ -140,7 +141,10 @@ def plan_facts(
     if is_cloud:
         yield from beside("cost", cost_lines(plan, usd_cap, explain))
     elif plan.target == "on":
-        usd, hours = plan.limits.usd_at_most, f"{plan.limits.hours:g} h, after which the host ends the job"
+        usd, hours = (
+            plan.limits.usd_at_most,
+            f"{plan.limits.hours:g} h, after which {'launch' if plan.is_slurm else 'the host'} ends the job",
+        )
         most = "unknown (--price); at most" if usd is None else f"at most {usd_text(usd)} in"
         yield "cost", f"{most} {hours}"
     yield from beside("image", image_lines(plan, is_cloud or image, explain))
@@ -280,6 +284,14 @@ def account_text(plan: Plan) -> str:
 def machine_lines(plan: Plan, explain: bool) -> Iterator[str]:
     """Yield `1 × a3-highgpu-2g: 2 × NVIDIA H100 80GB, 52 vCPUs, 468 GB`, with the total GPUs of several nodes; to
     `explain` for each of several machine types, else a line with all of them."""
+    if plan.is_slurm:
+        _, *lines = str(plan.attempts[0].request["script"]).splitlines()
+        options = dict(line.removeprefix("#SBATCH --").partition("=")[::2] for line in lines)
+        partition = f", partition {options['partition']}" if "partition" in options else ""
+        gpus = f"GPUs {options['gpus-per-node']} each" if "gpus-per-node" in options else "without GPUs"
+        yield f"{plural(plan.machine.nodes, 'node')}, {gpus}{partition}"
+        yield f"time limit {rough_duration(int(options['time']) * 60)} for each Slurm job"
+        return
     if plan.target == "on":
         gpus = (
             plural(plan.machine.gpus, "free GPU") + "; checked on arrival" if plan.machine.gpus else "runs on its CPUs"

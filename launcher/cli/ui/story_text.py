@@ -74,7 +74,7 @@ def _end_text(attempt: AttemptSummary) -> Iterator[str]:
 
 
 def _machines_text(attempt: AttemptSummary) -> str:
-    if attempt.place == f"standard in {attempt.machine}":  # a host, which is its own place
+    if attempt.place == f"standard in {attempt.machine.rpartition(' × ')[2]}":  # a host, which is its own place
         return attempt.machine
     return f"{attempt.machine or 'a machine'} ({attempt.place})" if attempt.place else attempt.machine or "machines"
 

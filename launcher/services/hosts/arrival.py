@@ -34,12 +34,13 @@ def prepare_host(plan: Plan, inputs: Inputs, connection: Connection, say: Callab
     request = plan.attempts[0].request
     candidates = [request["python"]] if request["python"] else PYTHONS
     facts = agent.call("describe", {"pythons": candidates, "probe": PROBE_ARGV})
-    check_free_gpus(facts["gpus"], str(facts["gpu_problem"]), plan.machine.gpus, name)
+    if not plan.is_slurm:
+        check_free_gpus(facts["gpus"], str(facts["gpu_problem"]), plan.machine.gpus, name)
     if facts["free_gb"] < LEAST_GB:
         say(f"warning: {facts['free_gb']:.1f} GB are free on the disk of {name}:~/launch")
-    known = facts_of(facts, inputs, plan.machine.gpus, name)
+    known = facts_of(facts, inputs, plan.machine.gpus, name, is_login_node=plan.is_slurm)
     python = provide_python(agent, known, request["python"], inputs, say)
-    say(f"{name}: {gpus_text(facts['gpus'])}, {python}")
+    say(f"{name}: {'Slurm' if plan.is_slurm else gpus_text(facts['gpus'])}, {python}")
     if code := request["code"]:
         files = [(f"workspace/{file.name}", file.path) for file in source.code]
         texts = {f"project/{path}": text for path, text in source.installed.items()}
@@ -51,6 +52,14 @@ def prepare_host(plan: Plan, inputs: Inputs, connection: Connection, say: Callab
         connection.send(files, f"{ROOT}/code/{code}", texts=texts, check=check)
     attempt = replace(plan.attempts[0], request={**request, "python": python})
     return bound(replace(plan, attempts=(attempt,)))
+
+
+def test_script(script: str, connection: Connection) -> str:
+    """Return when and where the Slurm of a host would start a batch script now, in its words. Raises LaunchError."""
+    answer = Agent(connection).call("test", {"script": script})
+    if "refused" in answer:
+        raise LaunchError(f"{connection.host.name}: {answer['refused']}", answer["fix"])
+    return str(answer["text"])
 
 
 def check_free_gpus(devices: list[Mapping[str, Any]], problem: str, count: int, name: str) -> None:

@@ -66,15 +66,20 @@ class HostFacts(NamedTuple):
     """The IDs of those that can be used."""
 
 
-def facts_of(answer: Mapping[str, Any], inputs: Inputs, gpus: int, host: str) -> HostFacts:
-    """Return the facts in launch_train.host's description of a machine, for a job with so many GPUs."""
+def facts_of(
+    answer: Mapping[str, Any], inputs: Inputs, gpus: int, host: str, *, is_login_node: bool = False
+) -> HostFacts:
+    """Return the facts in launch_train.host's description of a machine, for a job with so many GPUs. Those of a login
+    node are not the job's: it has the GPUs of the spec, and an unknown driver."""
     pythons = (
         Interpreter(path=python["path"], origin=host, version=tuple(version), installed=installed)
         for python in answer["pythons"]
         for version, installed, _ in [python["answer"]]
     )
     gpu, driver = None, ""
-    if gpus:
+    if gpus and is_login_node:
+        gpu = choose(inputs.spec, catalog.load(), "local")[0].gpu
+    elif gpus:
         device = answer["gpus"][0]
         chosen, driver = choose(inputs.spec, catalog.load(), "local")[0], device["driver"].partition(".")[0]
         gpu = replace(chosen.gpu, title=device["name"], sm=device["capability"] or chosen.gpu.sm, max_driver=None)

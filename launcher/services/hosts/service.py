@@ -1,4 +1,5 @@
-"""A host that is reached by SSH as a service: launch_train.host starts and supervises the jobs there."""
+"""A host that is reached by SSH as a service: launch_train.host starts and supervises the jobs there, or queues them in
+its Slurm."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from launch_train.common import contract
 from launch_train.common.errors import TrainError
 from launch_train.common.secrets import SecretReader, secret_versions
 from launcher.errors import LaunchError, UnreachableError
-from launcher.jobs.job import RUN_LABEL, Failure, Job
+from launcher.jobs.job import RUN_LABEL, SLURM_LABEL, Failure, Job
 from launcher.plan.model import Attempt
 from launcher.remote.agent import Agent, trainer_digest
 from launcher.remote.connection import CommandFailed, Connection
@@ -23,6 +24,8 @@ from launcher.services.request import service
 SECRET_SECONDS: Final = 20.0
 UNAVAILABLE: Final = 14
 """google.rpc.Code: the machine failed, not the job."""
+INVALID: Final = 3
+"""google.rpc.Code: the job failed."""
 PORT: Final = 29400
 """Of the control store, which only several nodes use."""
 
@@ -101,11 +104,13 @@ class OnHost:
             region=self.project,
             state=state,
             created=data["created"],
-            started=data["created"],
+            started=data.get("started", data["created"]),
             ended=None if data["running"] else end.get("time", data["seen"]),
             error=error,
-            labels={str(name): str(value) for name, value in data["labels"].items()},
+            labels={str(name): str(value) for name, value in data["labels"].items()}
+            | ({SLURM_LABEL: str(number)} if (number := data.get("number")) else {}),
             request=data["request"],
+            reason=queue_reason(data.get("reason", "")),
         )
 
 
@@ -113,17 +118,57 @@ def state_on_host(data: Mapping[str, Any], host: str) -> tuple[str, Failure | No
     """Return the state of a job as launch_train.host describes it, and its error."""
     end = data["end"]
     if data["running"]:
-        return ("CANCELLING" if data["cancelled"] else "RUNNING"), None
-    stopped = ("cancelled" if data["cancelled"] else "killed") if end is None else end["stopped"]
+        waiting = "PENDING" if data.get("reason") else "RUNNING"
+        return ("CANCELLING" if data["cancelled"] else waiting), None
+    stopped = ("cancelled" if data["cancelled"] else "killed") if end is None else str(end["stopped"])
+    if data.get("slurm") == "CANCELLED":  # by scancel
+        stopped = "cancelled"
     if stopped in ("cancelled", "expired"):
-        return str(stopped).upper(), None
-    if stopped:
-        why = "was shut down" if stopped == "interrupted" else "restarted, or the job's supervisor was killed"
-        return "FAILED", Failure(code=UNAVAILABLE, message=f"{host} {why}")
-    if end["code"]:
+        return stopped.upper(), None
+    if not stopped and not end["code"]:
+        return "SUCCEEDED", None
+    return "FAILED", failure_on_host(data, host, stopped)
+
+
+def failure_on_host(data: Mapping[str, Any], host: str, stopped: str) -> Failure:
+    """Return the error of a job that failed. `stopped`: why launch_train.host stopped it; empty: it did not."""
+    end, slurm = data["end"], data.get("slurm", "")
+    if not stopped:
         message = f"The replica workerpool0-0 exited with a non-zero status of {container_exit_code(end['code'])}."
-        return "FAILED", Failure(code=3, message=message)
-    return "SUCCEEDED", None
+        return Failure(code=INVALID, message=message)
+    if end is None and slurm == "FAILED":
+        needs = f"the home folder of the login node and {data['request']['python']}"
+        return Failure(
+            code=INVALID, message=f"{host}: the batch script could not start; the compute nodes need {needs}"
+        )
+    if end is None and slurm == "OUT_OF_MEMORY":
+        return Failure(code=INVALID, message=f"{host}: the job used more memory than Slurm gave it")
+    if slurm:
+        return Failure(code=UNAVAILABLE, message=f"{host}: Slurm stopped the job ({slurm})")
+    why = "was shut down" if stopped == "interrupted" else "restarted, or the job's supervisor was killed"
+    return Failure(code=UNAVAILABLE, message=f"{host} {why}")
+
+
+REASONS: Final = {
+    "Priority": "other jobs come first",
+    "Resources": "no nodes are free",
+    "Dependency": "another job of this run is still in the queue",
+    "BeginTime": "it was queued again after a preemption; Slurm waits two minutes",
+    "PartitionTimeLimit": "it asks for more time than the partition allows: --set slurm.hours=H",
+    "PartitionNodeLimit": "it asks for more nodes than the partition has",
+    "JobHeldUser": "it is held: scontrol release JOB",
+    "JobHeldAdmin": "an administrator holds it",
+    "ReqNodeNotAvail": "its nodes are down, drained or reserved",
+}
+"""Why a job waits (squeue(1), JOB REASON CODES)."""
+
+
+def queue_reason(reason: str) -> str:
+    """Return in words why Slurm lets a job wait; empty if it has not decided yet."""
+    name = reason.partition(",")[0]
+    if "Limit" in name and name not in REASONS:
+        return f"a limit of your account or its QOS is reached ({reason})"
+    return f"{REASONS[name]} ({reason})" if name in REASONS else reason.removeprefix("None")
 
 
 def container_exit_code(code: int) -> int:
@@ -154,8 +199,10 @@ def start_of(body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
     """Return what launch_train.host needs to start the job of a request. Pure."""
     job = parse_request(body["job"])
     defaults = ImageDefaults(env={"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"})
-    first = replicas(job, addresses=[f"127.0.0.1:{PORT}"], job_id=request_id, image_defaults=lambda _image: defaults)[0]
+    addresses = [f"127.0.0.1:{PORT}"] * sum(pool.replica_count for pool in job.pools)  # Slurm sets them later
+    first = replicas(job, addresses=addresses, job_id=request_id, image_defaults=lambda _image: defaults)[0]
     return {
+        **({"script": body["script"]} if "script" in body else {}),
         "id": request_id,
         "run": body["labels"].get(RUN_LABEL, first.env.get(contract.RUN, "")),
         "labels": body["labels"],

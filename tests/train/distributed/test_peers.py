@@ -141,3 +141,15 @@ def test_who_saves_or_has_no_peers_stays(monkeypatch: pytest.MonkeyPatch, world:
     told = ShutdownSignal({contract.NOTICE: "/nowhere/notice"})
     told.saving = saving
     assert Waiting(monkeypatch, world).seconds(told, True, 0.6) is None
+
+
+def test_a_notice_that_follows_the_signal_is_a_preemption(tmp_path: Path) -> None:
+    notice = tmp_path / "notice"
+    shutdown = ShutdownSignal({contract.NOTICE: str(notice)})
+    shutdown.note(signal.SIGTERM, None)  # of Slurm, which signals the node and its ranks at the same moment
+    threading.Timer(0.1, notice.touch).start()
+    shutdown.raise_if_peer_failed()
+    assert shutdown.preempted
+    notice.unlink()  # withdrawn: another node's processes have failed
+    with pytest.raises(SystemExit):
+        shutdown.raise_if_peer_failed()

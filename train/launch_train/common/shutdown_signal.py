@@ -18,6 +18,8 @@ from launch_train.common import contract
 
 PEER_SECONDS = 3.0
 """Time that a rank has to exit by itself once a peer has failed, before its watching thread ends it."""
+NOTICE_WAIT = 0.5
+"""Seconds from a signal within which the node's notice may follow it."""
 
 
 class ShutdownSignal:
@@ -32,15 +34,25 @@ class ShutdownSignal:
         self.inside = True
         """False once the loop is over."""
         self._notice = env.get(contract.NOTICE)
+        self._is_noticed = False
 
     @property
     def preempted(self) -> bool:
         """The whole machine must stop, so all ranks can save.
 
         Without a node (no notice file) every signal means that. The node withdraws its notice when the processes of
-        another node have failed. If the machine ends much later, the notice comes long before the signal.
+        another node have failed. If the machine ends much later, the notice comes long before the signal. Slurm and
+        systemd signal all processes at the same moment; so a signal without a notice means something else only after
+        NOTICE_WAIT.
         """
-        return os.path.exists(self._notice) if self._notice else bool(self.signum)  # noqa: PTH110 - in each step
+        if not self._notice:
+            return bool(self.signum)
+        while not (is_noticed := os.path.exists(self._notice)):  # noqa: PTH110 - in each step
+            if not self.signum or self._is_noticed or time.monotonic() - self.at > NOTICE_WAIT:
+                break
+            time.sleep(0.02)
+        self._is_noticed = self._is_noticed or is_noticed
+        return is_noticed
 
     @property
     def save_by(self) -> float:

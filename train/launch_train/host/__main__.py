@@ -6,12 +6,14 @@ The request is JSON on stdin, the answer JSON on stdout, after MARK.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from launch_train.host import cleaning, environment, job, machine
-from launch_train.host.folder_server import MARK, serve
+from launch_train.host import cleaning, environment, job, machine, slurm
+from launch_train.host.folder_server import MARK, NO_SLURM, serve
+from launch_train.host.job import RefusedError
 
 
 def main(argv: list[str]) -> None:
@@ -20,32 +22,47 @@ def main(argv: list[str]) -> None:
     if operation == "serve":
         serve(Path(argv[2]), sys.stdin.buffer, sys.stdout.buffer)
         return
+    if operation == "batch":
+        sys.exit(slurm.run_batch(root, argv[2]))
+    if operation == "node":
+        slurm.run_node(root, argv[2])
     request: dict[str, Any] = json.loads(sys.stdin.buffer.read() or b"{}")
+    try:
+        answer = answer_to(operation, request, root)
+    except RefusedError as error:
+        answer = {"refused": str(error), "fix": error.fix}
+    except (slurm.SlurmError, subprocess.TimeoutExpired) as error:
+        print(f"Slurm does not answer: {error}", file=sys.stderr)
+        sys.exit(NO_SLURM)
+    sys.stdout.buffer.write(MARK + json.dumps(answer).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def answer_to(operation: str, request: dict[str, Any], root: Path) -> Any:
+    """Carry out an operation and return its answer. Raises RefusedError, SlurmError, TimeoutExpired."""
     answer: Any = None
     match operation:
-        case "start" | "environment":
-            try:
-                if operation == "environment":
-                    answer = {"python": environment.make_environment(root, request)}
-                else:
-                    job.start_job(root, request)
-                    answer = {"job": job.describe_jobs(root, [request["id"]])[0]}
-            except job.RefusedError as error:
-                answer = {"refused": str(error), "fix": error.fix}
+        case "start":
+            (slurm.submit_job if "script" in request else job.start_job)(root, request)
+            answer = {"job": slurm.add_states(root, job.describe_jobs(root, [request["id"]]))[0]}
+        case "test":
+            answer = {"text": slurm.test_job(request["script"])}
         case "jobs":
-            answer = job.describe_jobs(root, request.get("ids"))
+            answer = slurm.add_states(root, job.describe_jobs(root, request.get("ids")))
         case "cancel":
             answer = job.cancel_job(root, request["id"])
+            slurm.cancel_job(root, request["id"])
         case "remove":
             job.remove_job(root, request["id"])
         case "clean":
             answer = cleaning.remove_unneeded(root, request["trainer"], dry_run=request["dry_run"])
+        case "environment":
+            answer = {"python": environment.make_environment(root, request)}
         case "describe":
             answer = machine.describe_machine(root)
             answer["environments"] = environment.complete_environments(root)
             answer["pythons"] = environment.probe_pythons(request.get("pythons", ()), request.get("probe", []))
-    sys.stdout.buffer.write(MARK + json.dumps(answer).encode() + b"\n")
-    sys.stdout.buffer.flush()
+    return answer
 
 
 if __name__ == "__main__":

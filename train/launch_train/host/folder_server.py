@@ -16,6 +16,8 @@ from launch_train.common.storage.local import ForeignFileError, LocalFolder
 
 MARK: Final = b"\x02launch\x02\n"
 """Precedes everything that launch reads from a host: a login shell may print a text of its own before."""
+NO_SLURM: Final = 96
+"""Exit code of launch_train.host if Slurm does not answer."""
 
 
 def serve(folder: Path, reader: IO[bytes], writer: IO[bytes]) -> None:

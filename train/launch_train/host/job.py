@@ -136,16 +136,9 @@ def supervise_node(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, _frame: stops.append(signum))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    run_folder = str(job["folder"])
-    place = str(Path(run_folder).expanduser()) if run_folder.startswith("~/") else run_folder
-
-    def placed(value: object) -> str:
-        return str(value).replace(run_folder, place) if run_folder else str(value)
-
-    variables = {name: placed(value) for name, value in job["env"].items()}
-    argv = [placed(word) for word in job["argv"]]
+    argv, variables, place = placed_command(job)
     locks = [lock_run(root, str(job["run"]), place)]
-    env = {name: value for name, value in os.environ.items() if name in KEPT}
+    visible: dict[str, str] = {"CUDA_VISIBLE_DEVICES": ""}
     if count := int(job["gpus"]):
         indices, handles, problem = machine.take_gpus(count, str(job["run"]))
         if problem:
@@ -153,16 +146,9 @@ def supervise_node(
                 problem, "Wait for them, or ask for fewer: --gpus N. `launch gpus --on HOST` lists them."
             )
         locks += handles
-        env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(indices)}
-    else:
-        env["CUDA_VISIBLE_DEVICES"] = ""
-    workdir = make_workdir(root, job)
-    env |= variables
-    env["PATH"] = path_with_python(folder, str(job["python"]), env)
-    env["PYTHONPATH"] = str(root / "trainer" / str(job["trainer"]))
-    installed = workdir.parent / "project"
-    if installed.is_dir():
-        env[contract.PROJECT] = str(installed)
+        visible = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(indices)}
+    workdir = make_workdir(root, job, str(job["id"]))
+    env = job_environment(root, folder, job, workdir, visible | variables)
     os.chdir(workdir)
     if secrets:
         secrets_file = open_in_memory(json.dumps(secrets))
@@ -246,9 +232,34 @@ def lock_run(root: Path, run: str, run_folder: str) -> int:
     return handle
 
 
-def make_workdir(root: Path, job: Mapping[str, Any]) -> Path:
-    """Copy the job's code to a fresh folder, as a container has it, and return that."""
-    place = root / "work" / str(job["id"])
+def placed_command(job: Mapping[str, Any]) -> tuple[list[str], dict[str, str], str]:
+    """Return a job's command, its variables and its run folder, with the account's home folder for ~/."""
+    run_folder = str(job["folder"])
+    place = str(Path(run_folder).expanduser()) if run_folder.startswith("~/") else run_folder
+
+    def placed(value: object) -> str:
+        return str(value).replace(run_folder, place) if run_folder else str(value)
+
+    return [placed(word) for word in job["argv"]], {name: placed(value) for name, value in job["env"].items()}, place
+
+
+def job_environment(
+    root: Path, folder: Path, job: Mapping[str, Any], workdir: Path, variables: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment of a job's node: some of the login's variables, the job's own `variables`, the job's
+    Python first on PATH, launch_train of its launch, and its installed projects."""
+    env = {name: value for name, value in os.environ.items() if name in KEPT} | dict(variables)
+    env["PATH"] = path_with_python(folder, str(job["python"]), env)
+    env["PYTHONPATH"] = str(root / "trainer" / str(job["trainer"]))
+    installed = workdir.parent / "project"
+    if installed.is_dir():
+        env[contract.PROJECT] = str(installed)
+    return env
+
+
+def make_workdir(root: Path, job: Mapping[str, Any], name: str) -> Path:
+    """Copy the job's code to a fresh folder <root>/work/`name`, as a container has it, and return that."""
+    place = root / "work" / name
     shutil.rmtree(place, ignore_errors=True)
     try:
         if job["code"]:
@@ -323,4 +334,5 @@ def remove_job(root: Path, name: str) -> None:
         with suppress(OSError, ValueError):  # another job of the run remains, or its folder is in a bucket
             Path(json.loads((root / "jobs" / name / "job.json").read_bytes())["folder"]).expanduser().rmdir()
         shutil.rmtree(root / "jobs" / name, ignore_errors=True)
-        shutil.rmtree(root / "work" / name, ignore_errors=True)
+        for workdir in (root / "work").glob(f"{name}*"):
+            shutil.rmtree(workdir, ignore_errors=True)

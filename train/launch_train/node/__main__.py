@@ -374,9 +374,10 @@ def _catch_signals() -> StopRequest:
     stop = StopRequest()
 
     def on_signal(signum: int, _frame: FrameType | None) -> None:
-        stop.note(signum, ctrl_c=signum == signal.SIGINT)
+        stop.note(signal.SIGTERM if signum == signal.SIGURG else signum, ctrl_c=signum == signal.SIGINT)
 
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    # SIGURG: Slurm sends a signal to every process of a job, and all others ignore this one (launch_train.host.slurm).
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGURG):
         signal.signal(signum, on_signal)
     return stop
 

@@ -1,0 +1,143 @@
+"""Launch a spec as a run on a machine that is reached by SSH, or in its Slurm, and follow it to its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from launcher import catalog
+from launcher.cli.flows.launch import LaunchOptions, follow_driver
+from launcher.cli.options import Flags, Output, gather
+from launcher.cli.ui.event_printer import EventPrinter
+from launcher.cli.ui.plan_page import show_plan
+from launcher.errors import UsageError, refuse_with
+from launcher.inputs.gather import Inputs
+from launcher.inputs.planning import planned
+from launcher.plan.model import Plan
+from launcher.plan.on_host import on_host
+from launcher.plan.on_slurm import on_slurm
+from launcher.plan.placement import choose
+from launcher.remote.connection import THIS_MACHINE, Host, connect_to
+from launcher.runs.on_host import HostContext, remember
+from launcher.runs.submit import submission
+from launcher.services.hosts.arrival import prepare_host, test_script
+from launcher.services.hosts.environment import packages_of
+from launcher.spec.hosts_file import read_hosts
+from launcher.spec.reader import Override
+
+
+class HostOptions(Struct, frozen=True, kw_only=True):
+    """The options of `launch on` and `launch slurm`. `slurm`: queue the job in Slurm; `test_only`: only ask it."""
+
+    cpu: bool
+    python: str
+    dry_run: bool
+    explain: bool
+    detach: bool
+    resume: str | None
+    new: bool
+    accept_host_key: bool
+    watch_seconds: float | None
+    slurm: bool = False
+    script: bool = False
+    test_only: bool = False
+
+
+def launch_on_host(
+    host: str,
+    spec: Path | None,
+    flags: Flags,
+    options: HostOptions,
+    output_format: Output,
+    command: str,
+    more: Sequence[Override] = (),
+) -> None:
+    """Plan a run on a host, print the plan or start the run there, and follow it.
+
+    `host`: empty for that of slurm.login in the spec. `command`: the beginning of the command, for errors. `more`:
+    changes of the spec. Raises UsageError, LaunchError.
+    """
+    check_options(host, spec, flags, options, command)
+    if options.resume:
+        flags = flags._replace(run_id=options.resume)
+    hosts = read_hosts(os.environ)
+    inputs = gather("local", spec, flags, more=[*more, *hosts.defaults(host)], docker=True)
+    if inputs.spec.machine.nodes > 1 and not options.slurm:
+        raise UsageError("launch on runs a job on one host", "Set --nodes 1; several hosts are not supported yet.")
+    host = host or inputs.spec.slurm.login or THIS_MACHINE
+    _ = Host(host).words  # raises UsageError for a name that is no host, also in a dry run
+    python = options.python or hosts.entry(host).python or ""
+
+    def plan_of(inputs: Inputs) -> Plan:
+        local = planned(inputs)
+        with inputs.located.naming_places():
+            plan = on_host(
+                local,
+                host,
+                inputs.located.spec.output or "runs",
+                code=inputs.context.code.digest,
+                python=python,
+                packages={} if python else packages_of(inputs),
+                gpus=0 if options.cpu else local.machine.gpus,
+                price=inputs.spec.limits.price,
+                price_source=inputs.located.place("limits.price"),
+                is_colab=bool(Host(host).session),
+                usd_limit=inputs.spec.limits.usd,
+            )
+            if not options.slurm:
+                return plan
+            return on_slurm(plan, inputs.spec.slurm, choose(inputs.spec, catalog.load(), "local")[0].gpu.name)
+
+    plan = plan_of(inputs)
+    if options.dry_run and options.script:
+        print(plan.attempts[0].request["script"], end="")
+        return
+    if options.dry_run:
+        show_plan(plan, inputs.spec, output_format, explain=options.explain)
+        return
+    connection = connect_to(host, accept_host_key=options.accept_host_key)
+    context, printer = HostContext(connection=connection), EventPrinter(plan)
+    connection.run("true")
+    if options.test_only:
+        print(test_script(plan.attempts[0].request["script"], context.connection))
+        return
+    driver, watcher = submission(
+        plan,
+        inputs,
+        context,
+        printer,
+        lambda plan: prepare_host(plan, inputs, context.connection, printer.say),
+        plan_again=plan_of,
+        new=options.new,
+        resume=bool(options.resume),
+    )
+    for warning in driver.plan.warnings if not options.resume else ():
+        printer.say(warning)
+    remember(driver.plan.run, host)
+    launching = LaunchOptions(detach=options.detach, watch_seconds=options.watch_seconds, target="on")
+    follow_driver(driver, watcher, printer, output_format, launching, fresh=True, resume=bool(options.resume))
+
+
+def check_options(host: str, spec: Path | None, flags: Flags, options: HostOptions, command: str) -> None:
+    """Refuse options that do not go together. Raises UsageError."""
+    name = command.split()[1]
+    if host.endswith((".yaml", ".yml")):
+        raise UsageError(f"{host} is a spec, not a host", f"Name the host first: launch on HOST {host}")
+    of_cloud = {"--spot": flags.spot, "--region": flags.region, "--zone": flags.zone, "--flex-start": flags.flex_start}
+    refuse_with(
+        f"launch {name}",
+        {**of_cloud, "--provisioning": flags.provisioning},
+        f"Remove it: a {'cluster' if options.slurm else 'host'} has neither regions nor provisioning.",
+    )
+    if options.dry_run:
+        others = {"--detach": options.detach, "--resume": options.resume, "--new": options.new}
+        refuse_with("--dry-run", {**others, "--watch-for": options.watch_seconds, "--test-only": options.test_only})
+    if options.new:
+        refuse_with("--new", {"--resume": options.resume, "--run-id": flags.run_id})
+    if options.resume:
+        refuse_with("--resume", {"--run-id": flags.run_id})
+        if spec is None:
+            raise UsageError("--resume needs the spec", f"{command} SPEC --resume {options.resume}")

@@ -1,0 +1,392 @@
+"""One job on a Slurm cluster: queued exactly once, run by its batch script, requeued after a preemption.
+
+The folder of a job, <root>/jobs/ID, is on a disk that the login node and the compute nodes share:
+
+    job.json    what was submitted, written first and only once
+    script      the batch script, as the request has it
+    run         starts launch_train.host on a compute node
+    slurm.json  the number of the one Slurm job that may run it; then the state in which that ended
+    starts.json when each start began, and until when it was seen
+    output.log  what the batch script and the nodes print
+    cancel      exists once the job is cancelled
+    end.json    how it ended
+
+Slurm's SIGTERM reaches every process of a job, also the DataLoader workers that a rank needs for its last step. So the
+nodes are told to save by SIGURG, which every other process ignores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from launch_train.common import contract
+from launch_train.host import machine
+from launch_train.host.job import (
+    SEEN_SECONDS,
+    RefusedError,
+    create_file,
+    job_environment,
+    make_workdir,
+    placed_command,
+)
+
+POLL_SECONDS: Final = 0.5
+COMMAND_SECONDS: Final = 50.0
+LEAST_SECONDS: Final = 60.0
+"""Time of the run below which a requeue isn't worth it."""
+FIRST_PORT, PORTS = 20000, 12000
+"""Ports of the control store, by the number of the Slurm job; below the ports of outgoing connections."""
+KEPT: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TMPDIR", "SLURM_JOB_ID")
+FABRIC: Final = ("NCCL_", "FI_", "UCX_", "GLOO_")
+"""Beginnings of the variables by which a cluster sets its network; a job's own win."""
+ACTIVE: Final = frozenset(
+    {
+        *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED", "STOPPED", "RESIZING"),
+        *("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "SIGNALING", "POWER_UP_NODE"),
+    }
+)
+"""States of a Slurm job that has not ended (squeue(1), JOB STATE CODES)."""
+WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+UNKNOWN: Final = ("timed out", "ontact slurm controller", "Connection refused", "try again later")
+"""Parts of sbatch's errors after which the job may have been queued."""
+UNRECORDED_SECONDS: Final = 120.0
+"""After this time, a job whose number is unknown and that Slurm doesn't list was never queued."""
+GPU_FIX: Final = "See the cluster's GPUs: sinfo -o '%P %G %l'; name one: --set slurm.gpu_type=NAME"
+FIXES: Final = {
+    "node configuration is not available": GPU_FIX,
+    "Invalid generic resource": GPU_FIX,
+    "invalid partition": "See the partitions: sinfo -s; name one: --partition NAME",
+    "account": "See your accounts: sacctmgr show associations user=$USER; name one: --account NAME",
+    "time limit": "See the partition's limit: sinfo -o '%P %l'; requeue below it: --set slurm.hours=H",
+    "QOS": "See your limits: sacctmgr show associations user=$USER; name a QOS: --set slurm.options=[--qos=NAME]",
+}
+"""A part of sbatch's refusal, and its fix."""
+
+
+class SlurmError(Exception):
+    """A command of Slurm failed, or Slurm isn't installed."""
+
+
+def slurm(*argv: str, check: bool = True) -> str:
+    """Run a command of Slurm and return its output; without `check`, also if it fails. Raises SlurmError,
+    TimeoutExpired.
+
+    If it isn't on PATH, it is run by a login shell, whose profile may add it.
+    """
+    words = argv if shutil.which(argv[0]) else ("bash", "-lc", 'exec "$0" "$@"', *argv)
+    ran = subprocess.run(
+        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+    )
+    if ran.returncode == 127:
+        raise SlurmError(f"{argv[0]} is not installed here, or not on the PATH of a login")
+    if ran.returncode and check:
+        lines = [line.removeprefix(f"{argv[0]}: ").removeprefix("error: ") for line in ran.stderr.splitlines()]
+        raise SlurmError("; ".join(filter(None, lines)) or f"{argv[0]} exited with {ran.returncode}")
+    return ran.stdout
+
+
+def submit_job(root: Path, request: Mapping[str, Any]) -> None:
+    """Queue a job, unless it was queued before. A request with secrets is no job for Slurm: plans refuse it.
+
+    Raises RefusedError: Slurm refuses it, and its record is removed. SlurmError, TimeoutExpired: Slurm does not
+    answer, and it is unknown whether it was queued.
+    """
+    job = {name: value for name, value in request.items() if name != "secrets"}
+    folder = root / "jobs" / str(job["id"])
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = machine.lock_file(folder / "lock", str(job["run"]))
+    if lock is None:
+        raise SlurmError("the job is being submitted by another process")
+    try:
+        create_file(folder / "job.json", json.dumps({**job, "created": time.time(), "machine": os.uname().nodename}))
+        write_programs(root, folder, job)
+        if (folder / "slurm.json").exists():
+            return
+        number = queued_number(job)
+        if number is None:
+            words = [f"--comment=launch-job={job['id']}", f"--output={folder}/output.log", f"--chdir={root}"]
+            try:
+                number = int(slurm("sbatch", "--parsable", *words, str(folder / "script"), str(folder)).split(";")[0])
+            except SlurmError as error:
+                if any(part in str(error) for part in UNKNOWN):
+                    raise
+                shutil.rmtree(folder)
+                raise refusal(error) from error
+        if not create_file(folder / "slurm.json", json.dumps({"number": number})) and number != recorded(folder):
+            slurm("scancel", str(number), check=False)  # an earlier submission has begun to run
+    finally:
+        os.close(lock)
+
+
+def write_programs(root: Path, folder: Path, job: Mapping[str, Any]) -> None:
+    """Write a job's batch script, and the program that it calls."""
+    trainer = shlex.quote(str(root / "trainer" / str(job["trainer"])))
+    words = shlex.join([str(job["python"]), "-m", "launch_train.host", str(root)])
+    run = f'#!/bin/sh\nunset PYTHONSAFEPATH\nPYTHONPATH={trainer} exec {words} "$1" {shlex.quote(str(job["id"]))}\n'
+    for name, text in (("run", run), ("script", str(job["script"]))):
+        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).chmod(0o755)
+
+
+def queued_number(job: Mapping[str, Any]) -> int | None:
+    """Return the number of the Slurm job by which a job was queued although sbatch's answer was lost."""
+    name = f"--name=launch-{job['run']}"
+    for line in slurm("squeue", "--noheader", "--states=all", name, "--format=%A %k").splitlines():
+        number, _, comment = line.strip().partition(" ")
+        if comment == f"launch-job={job['id']}":
+            return int(number)
+    return None
+
+
+def recorded(folder: Path) -> int | None:
+    """Return the number of the Slurm job that may run a job; None: none is recorded."""
+    with suppress(OSError, ValueError):
+        return int(json.loads((folder / "slurm.json").read_bytes())["number"])
+    return None
+
+
+def test_job(script: str) -> str:
+    """Return when and where Slurm would start a batch script, in its words. Raises RefusedError, SlurmError."""
+    words = ("bash", "-lc", "exec sbatch --test-only 2>&1") if not shutil.which("sbatch") else ("sbatch", "--test-only")
+    ran = subprocess.run(words, input=script, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+    text = (ran.stdout + ran.stderr).replace("sbatch: ", "").replace("error: ", "").strip()
+    if ran.returncode:
+        raise refusal(SlurmError(text))
+    return text
+
+
+def refusal(error: SlurmError) -> RefusedError:
+    """Return the refusal of a job, with its fix."""
+    text = str(error)
+    fix = next((fix for part, fix in FIXES.items() if part.lower() in text.lower()), "")
+    return RefusedError(text if "not installed" in text else f"Slurm refuses the job: {text}", fix)
+
+
+# --- State -------------------------------------------------------------------------------------------------------
+
+
+def add_states(root: Path, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add Slurm's facts to the described jobs that it runs: `running`, `slurm` (its state), `number`, `reason` (why it
+    waits; empty: it does not), `started` (Unix time of the first start; null: none yet) and `seen`."""
+    of_slurm = [job for job in jobs if job.get("script")]
+    states = slurm_states(root, of_slurm) if of_slurm else {}
+    for job in of_slurm:
+        folder = root / "jobs" / job["id"]
+        state, reason = states.get(job["id"], ("UNKNOWN", ""))
+        starts = read_starts(folder)
+        job |= {
+            "running": state in ACTIVE,
+            "slurm": state,
+            "number": recorded(folder),
+            "reason": reason if state in WAITING else "",
+            "started": starts[0]["begin"] if starts else None,
+            "seen": starts[-1]["seen"] if starts else time.time(),
+        }
+    return jobs
+
+
+def slurm_states(root: Path, jobs: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Return Slurm's state of each job and the reason for which it waits, by the job's id.
+
+    Final states are recorded in the jobs' folders, because Slurm forgets them (MinJobAge). Raises SlurmError: Slurm
+    does not answer.
+    """
+    states: dict[str, tuple[str, str]] = {}
+    asked: dict[int, str] = {}
+    for job in jobs:
+        folder = root / "jobs" / job["id"]
+        record = {}
+        with suppress(OSError, ValueError):
+            record = json.loads((folder / "slurm.json").read_bytes())
+        number = record.get("number") or (queued_number(job) if not record else None)
+        if state := record.get("state"):
+            states[job["id"]] = state, ""
+        elif number is not None:
+            create_file(folder / "slurm.json", json.dumps({"number": number}))
+            asked[number] = job["id"]
+        elif time.time() - job["created"] < UNRECORDED_SECONDS:
+            states[job["id"]] = "PENDING", "it is being queued"
+        else:  # no Slurm job may run it from now on
+            create_file(folder / "slurm.json", json.dumps({"number": 0, "state": "UNKNOWN"}))
+            states[job["id"]] = "UNKNOWN", ""
+    if not asked:
+        return states
+    names = ",".join({f"launch-{job['run']}" for job in jobs})
+    rows = slurm("squeue", "--noheader", "--states=all", f"--name={names}", "--format=%A|%T|%r").splitlines()
+    answers = {int(number): (state, reason) for number, state, reason in (row.strip().split("|", 2) for row in rows)}
+    for number, job_id in asked.items():
+        state, reason = answers.get(number) or (accounted_state(number), "")
+        states[job_id] = state, reason
+        if state not in ACTIVE and state != "UNKNOWN":
+            path = root / "jobs" / job_id / "slurm.json"
+            path.with_suffix(".new").write_text(json.dumps({"number": number, "state": state}), encoding="utf-8")
+            path.with_suffix(".new").rename(path)
+    return states
+
+
+def accounted_state(number: int) -> str:
+    """Return the state of a job that Slurm's controller has forgotten, as its accounting has it; UNKNOWN if there is
+    none."""
+    with suppress(OSError, SlurmError, subprocess.TimeoutExpired):
+        words = ("sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={number}", "--format=State")
+        return slurm(*words).split()[0].rstrip("+")
+    return "UNKNOWN"
+
+
+def cancel_job(root: Path, name: str) -> None:
+    """Begin to cancel a job: if it waits, Slurm removes it; if it runs, its batch script lets the nodes save."""
+    number = recorded(root / "jobs" / name)
+    if number is not None:
+        slurm("scancel", "--state=PENDING", str(number), check=False)
+        slurm("scancel", "--batch", "--signal=USR2", str(number), check=False)
+
+
+# --- On the compute nodes ----------------------------------------------------------------------------------------
+
+
+def run_batch(root: Path, name: str) -> int:
+    """Run the nodes of a job to their end and return the exit code; what the batch script of a Slurm job does.
+
+    On a preemption and at the end of the Slurm job's time the nodes save and exit with 75; then the job is queued again
+    under the same number.
+    """
+    folder, number = root / "jobs" / name, int(os.environ["SLURM_JOB_ID"])
+    job = json.loads((folder / "job.json").read_bytes())
+    create_file(folder / "slurm.json", json.dumps({"number": number}))  # sbatch's answer may have been lost
+    if recorded(folder) != number or (folder / "end.json").exists():
+        print(
+            f"launch: job {number} ends at once: this run's job is {recorded(folder)}, and each runs once", flush=True
+        )
+        return 0
+    signals: list[int] = []
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, lambda signum, _frame: signals.append(signum))
+    starts = read_starts(folder)
+    seconds = float(job["hours"]) * 3600 - sum(start["seen"] - start["begin"] for start in starts)
+    code, stopped = 0, "cancelled"
+    if not (folder / "cancel").exists():
+        code, stopped = run_nodes(folder, job, signals, [*starts, {"begin": time.time(), "seen": 0.0}], seconds)
+    if stopped == "interrupted" and code == contract.Exit.PREEMPTED and slurm_state(number) == "RUNNING":
+        try:
+            slurm("scontrol", "requeue", str(number))
+            return code  # without an end: Slurm starts the job again
+        except SlurmError as error:
+            print(f"launch: Slurm does not queue the job again: {error}", flush=True)
+    end = {"code": code, "stopped": stopped, "time": time.time()}
+    (folder / ".end").write_text(json.dumps(end), encoding="utf-8")
+    (folder / ".end").rename(folder / "end.json")
+    for workdir in (root / "work").glob(f"{name}-*"):
+        shutil.rmtree(workdir, ignore_errors=True)
+    return code
+
+
+def run_nodes(
+    folder: Path, job: Mapping[str, Any], signals: list[int], starts: list[dict[str, float]], seconds: float
+) -> tuple[int, str]:
+    """Run a job's nodes for at most `seconds`; return the exit code, and why they were stopped (empty: they were
+    not). `starts` is written to starts.json, the last of them is this."""
+    hosts = slurm("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
+    words = [
+        "srun",
+        "--ntasks-per-node=1",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--input=none",
+        str(folder / "run"),
+        "node",
+    ]
+    number = os.environ["SLURM_JOB_ID"]
+    srun = subprocess.Popen(words, env={**os.environ, "LAUNCH_HOSTS": ",".join(hosts)}, start_new_session=True)
+    began, stopped, kill_at = time.monotonic(), "", float("inf")
+    written = 0.0
+    while (code := srun.poll()) is None:
+        now = time.monotonic()
+        if not stopped and (stopped := stop_reason(folder, signals, now - began > seconds)):
+            kill_at = now + contract.NOTICE_SECONDS
+            slurm("scancel", "--signal=URG", number, check=False)
+        if now > kill_at:
+            kill_at = now + contract.NOTICE_SECONDS
+            slurm("scancel", "--signal=KILL", number, check=False)
+        if now - written >= SEEN_SECONDS:
+            written, starts[-1]["seen"] = now, time.time()
+            write_starts(folder, starts)
+        time.sleep(POLL_SECONDS)
+    starts[-1]["seen"] = time.time()
+    write_starts(folder, starts)
+    if stopped == "interrupted" and seconds - (time.monotonic() - began) < LEAST_SECONDS:
+        stopped = "expired"
+    if not stopped and code == contract.Exit.PREEMPTED:  # Slurm's own signal reached the nodes
+        stopped = "interrupted"
+    return code, "cancelled" if (folder / "cancel").exists() and code else stopped
+
+
+def stop_reason(folder: Path, signals: list[int], is_expired: bool) -> str:
+    """Return why the nodes must stop; empty: they need not."""
+    with suppress(OSError):
+        os.scandir(folder).close()  # NFS may otherwise answer from its cache that a file is absent
+    if (folder / "cancel").exists():
+        return "cancelled"
+    if is_expired:
+        return "expired"
+    return "interrupted" if {signal.SIGUSR1, signal.SIGTERM, signal.SIGINT} & set(signals) else ""
+
+
+def run_node(root: Path, name: str) -> None:
+    """Become the node of a job on this machine; what srun starts on each."""
+    folder = root / "jobs" / name
+    job = json.loads((folder / "job.json").read_bytes())
+    index, start = int(os.environ["SLURM_PROCID"]), os.environ.get("SLURM_RESTART_COUNT", "0")
+    argv, variables, _ = placed_command(job)
+    network = {key: value for key, value in os.environ.items() if key.startswith(FABRIC) or key in KEPT}
+    if not int(job["gpus"]):
+        network["CUDA_VISIBLE_DEVICES"] = ""
+    variables[contract.CLUSTER_SPEC] = cluster_spec(variables[contract.CLUSTER_SPEC], index)
+    workdir = make_workdir(root, job, f"{name}-{start}-{index}")
+    env = job_environment(root, folder, job, workdir, network | variables)
+    os.chdir(workdir)
+    os.umask(0o022)
+    sys.stdout.flush()
+    program = shutil.which(argv[0], path=env["PATH"]) or argv[0]
+    os.execve(program, argv, env)  # noqa: S606
+
+
+def cluster_spec(text: str, index: int) -> str:
+    """Return CLUSTER_SPEC of one node: that of the request, with the addresses of the Slurm job's nodes."""
+    spec = json.loads(text)
+    port = FIRST_PORT + int(os.environ["SLURM_JOB_ID"]) % PORTS
+    first, *others = (f"{host}:{port}" for host in os.environ["LAUNCH_HOSTS"].split(","))
+    spec["cluster"] = {"workerpool0": [first], **({"workerpool1": others} if others else {})}
+    spec["task"] |= {"type": "workerpool0", "index": 0} if index == 0 else {"type": "workerpool1", "index": index - 1}
+    return json.dumps(spec)
+
+
+def slurm_state(number: int) -> str:
+    """Return a job's state in Slurm; empty if it does not answer."""
+    with suppress(SlurmError, subprocess.TimeoutExpired):
+        return slurm("squeue", "--noheader", f"--jobs={number}", "--format=%T").strip()
+    return ""
+
+
+def read_starts(folder: Path) -> list[dict[str, float]]:
+    """Return when each start of a job began, and until when it was seen, in Unix time."""
+    with suppress(OSError, ValueError):
+        starts: list[dict[str, float]] = json.loads((folder / "starts.json").read_bytes())
+        return starts
+    return []
+
+
+def write_starts(folder: Path, starts: list[dict[str, float]]) -> None:
+    """Write starts.json, whole."""
+    (folder / ".starts").write_text(json.dumps(starts), encoding="utf-8")
+    (folder / ".starts").rename(folder / "starts.json")
