@@ -1,5 +1,5 @@
-"""What every service promises of its jobs (services.base.Jobs): Vertex AI, VMs on Compute Engine, this machine, and a
-host that is reached by SSH."""
+"""What every service promises of its jobs (services.base.Jobs): Vertex AI, VMs on Compute Engine, this machine, a host
+that is reached by SSH, and its Slurm."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from tests.plan.planning import planned, request
 from tests.remote.hosts import NAME, a_host, host_request
 from tests.runs.submitting import LONG
 from tests.services.compute.vm_site import Site
+from tests.slurm.cluster import SlurmCluster, a_cluster
 from tests.ssh.server import SshServer
 
 
@@ -159,7 +160,28 @@ class ByHost:
         return len(list((self.server.home / "launch" / "jobs").iterdir()))
 
 
-@pytest.fixture(params=["vertex", "compute", "local", pytest.param("host", marks=pytest.mark.slow)])
+class InSlurm(ByHost):
+    def running(self) -> Job:
+        stops = "signal.signal(signal.SIGURG, lambda *_: sys.exit(75))"
+        job = self._started(f"import signal, sys, time; {stops}; time.sleep(100)")
+        while (job := self.jobs.get(job.name)).started is None:
+            time.sleep(0.1)
+        return job
+
+    def _started(self, code: str) -> Job:
+        script = '#!/bin/bash\n#SBATCH --job-name=launch-tiny-0123abcd --ntasks-per-node=1\nexec "$1/run" batch\n'
+        return self.host.create(planned().attempts[0], host_request(code, script=script), str(uuid.uuid4()))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    with a_cluster(tmp_path_factory.mktemp("slurm") / "cluster") as cluster:
+        yield cluster
+
+
+@pytest.fixture(
+    params=["vertex", "compute", "local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("host", "slurm"))]
+)
 def service(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     if request.param == "local":
         here = Here(tmp_path / "runs")
@@ -172,6 +194,13 @@ def service(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     if request.param == "host":
         with a_host(tmp_path, monkeypatch, python=sys.executable) as server:
             yield ByHost(server)
+        return
+    if request.param == "slurm":
+        cluster: SlurmCluster = request.getfixturevalue("cluster")
+        with a_host(tmp_path, monkeypatch, python=sys.executable) as server:
+            cluster.let_in(server)
+            yield InSlurm(server)
+            cluster.run("scancel", "--user=root")
         return
     clock = FakeClock()
     with GoogleCloud(clock=clock) as cloud:
@@ -204,7 +233,8 @@ def test_the_state_is_the_same_each_time(service: Service) -> None:
 def test_a_running_job_has_a_place_and_a_target_with_a_command(service: Service) -> None:
     job = service.running()
     assert job.place
-    commands = {"vm": "launch vm SPEC --run", "on": f"launch on {job.region} SPEC"}
+    on_host = f"launch slurm SPEC --on {job.region}" if "script" in job.request else f"launch on {job.region} SPEC"
+    commands = {"vm": "launch vm SPEC --run", "on": on_host}
     assert job.command == commands.get(job.target, f"launch {job.target} SPEC")
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from launch_train.common.storage import LocalFolder
-from launch_train.runfolder.run import read_run
+from tests.e2e.recipe import likeness, steps
 from tests.remote.hosts import NAME, a_host
+from tests.slurm import recipe
 from tests.slurm.cluster import SlurmCluster, a_cluster, until_true
+from tests.slurm.recipe import losses
 from tests.ssh.server import SshServer
 
 pytestmark = pytest.mark.slow
@@ -87,9 +88,9 @@ def output(login: SshServer) -> str:
     return "".join(path.read_text() for path in login.home.glob("launch/jobs/*/output.log"))
 
 
-def losses(folder: Path) -> dict[int, float]:
-    rows = [start.rows for start in read_run(LocalFolder(folder)).starts]
-    return {step: loss for each in rows for step, loss in zip(each.steps, each.values.get("loss", ()), strict=False)}
+def lines_of_launch(text: str) -> list[str]:
+    """Return what launch itself printed, without its numbers."""
+    return [line for line in likeness(text) if not line.startswith("[")]
 
 
 def slower(steps: int = 400) -> None:
@@ -268,24 +269,15 @@ def test_a_login_node_without_slurm_says_so(login: SshServer) -> None:
     assert "sbatch is not installed here" in refused.stderr
 
 
-def test_a_run_begun_on_a_host_continues_in_slurm_and_ends_here(
-    login: SshServer, undisturbed: Callable[[], dict[int, float]]
+def test_the_page_on_one_run_in_three_places_is_what_happens(
+    tmp_path: Path, undisturbed: Callable[[], dict[int, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slower(600)
-    assert launch("on", NAME, "job.yaml", "--cpu", "--detach").returncode == 0
-    until_true(lambda: trains(login))
-    run = next((login.home / "launch" / "runs").iterdir()).name
-    assert launch("cancel", run, "--yes").returncode == 0
-    folder = login.home / "launch" / "runs" / run
-    first = len(losses(folder))
-    resumed = launch("slurm", "job.yaml", "--on", NAME, "--cpu", "--resume", run, "--detach")
-    assert resumed.returncode == 0, resumed.stderr
-    until_true(lambda: len(losses(folder)) > first, lambda: output(login))
-    assert launch("cancel", run, "--yes").returncode == 0
-    moved = launch("move", run)
-    assert moved.returncode == 0, moved.stderr
-    ended = launch("local", "job.yaml")
-    assert ended.returncode == 0, ended.stderr
+    text = recipe.PAGE.read_text()
+    shown = recipe.outputs(text, tmp_path)
+    for step, output in zip(steps(text), shown, strict=True):
+        assert lines_of_launch(output) == lines_of_launch(step[1]), step[0]
+    monkeypatch.chdir(tmp_path / "project")
+    Path("my_job.yaml").rename("job.yaml")
     whole = undisturbed()
-    assert losses(Path("runs") / run) == whole
-    assert [*whole] == [*range(1, 601)]
+    assert losses(next(Path("runs").iterdir())) == whole
+    assert [*whole] == [*range(1, 1501)]
