@@ -113,6 +113,8 @@ class GatherOptions(Struct, frozen=True):
     """The job is planned only."""
     setup: bool = False
     """The lines of image.setup are run on this machine."""
+    command: str = ""
+    """What runs a job.yaml that is not used, for the warning (default: the command of the target)."""
     python: str | None = None
     """The interpreter of a job on this machine; takes precedence over local.python."""
     earlier_python: str | None = None
@@ -146,7 +148,7 @@ def gather(
     if path or not options.training or not Path("job.yaml").is_file():  # where `launch init` writes a spec
         return inputs
     command = {"vertex": "vertex job.yaml", "vm": "vm job.yaml --run", "local": "local job.yaml"}[target]
-    unused = f"job.yaml in this folder is not used. To run it: launch {command}"
+    unused = f"job.yaml in this folder is not used. To run it: {options.command or f'launch {command}'}"
     context = msgspec.structs.replace(inputs.context, code_warnings=(unused, *inputs.context.code_warnings))
     return msgspec.structs.replace(inputs, context=context)
 

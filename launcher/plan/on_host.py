@@ -62,7 +62,8 @@ def on_host(
     usd = None if price is None else price * plan.machine.nodes * plan.limits.hours
     if usd_limit is not None and usd is None:
         problem = "the price of the host is unknown, so limits.usd cannot be checked"
-        raise PlanRefused(problem, "Set it, in USD per hour: --price USD", field="limits.usd")
+        hint = "Set it, in USD per hour and node: --price USD\nOr remove the limit: --set limits.usd=null"
+        raise PlanRefused(problem, hint, field="limits.usd")
     if usd_limit is not None and usd is not None and usd > usd_limit:
         problem = f"this run could cost {usd_text(usd)}, more than limits.usd ({usd_text(usd_limit)})"
         raise PlanRefused(problem, "Lower --hours or --price, or raise --usd.", field="limits.usd")

@@ -1,4 +1,4 @@
-"""Make the plan of a job on a host one for its Slurm: add the batch script. Pure."""
+"""Add the batch script to the plan of a job on a host, which queues it in Slurm. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.plan.model import Plan
 from launcher.spec.models import Slurm
 
 NOTICE_SECONDS: Final = 90
-"""So long before a Slurm job's end the nodes are told to save: 30 s for that, and Slurm may be a minute late."""
+"""Time between the signal to save and the end of a Slurm job: saving takes up to 30 s, and Slurm may be 60 s late."""
 END_MINUTES: Final = 10
 """Slurm's time limit is later than limits.hours, at which launch ends the run itself."""
 
@@ -26,8 +26,8 @@ def on_slurm(plan: Plan, settings: Slurm, gpu: str) -> Plan:
     """
     if plan.spec.get("secrets") or (plan.spec.get("notify") or {}).get("webhook", "").startswith("projects/"):
         raise PlanRefused(
-            "a job in Slurm gets no secrets: a queue keeps what a job gets on a disk",
-            "Remove them, and let the program read a file of yours on the cluster.",
+            "a job in Slurm gets no secrets: Slurm stores a job's data on a disk",
+            "Remove them, and let the program read a file on the cluster.",
             field="secrets" if plan.spec.get("secrets") else "notify.webhook",
         )
     attempt = plan.attempts[0]
@@ -36,7 +36,10 @@ def on_slurm(plan: Plan, settings: Slurm, gpu: str) -> Plan:
 
 
 def script_lines(plan: Plan, settings: Slurm, gpu: str) -> Iterator[str]:
-    """Yield the batch script. Its argument is the job's folder, which is on a disk that all nodes share."""
+    """Yield the batch script. Its argument is the job's folder, which is on a disk that all nodes share.
+
+    Without GPUs it has no option for them, such as --cpus-per-gpu: srun would refuse to start the nodes.
+    """
     minutes = math.ceil(plan.limits.hours * 60) + END_MINUTES
     if settings.hours is not None:
         minutes = min(minutes, math.floor(settings.hours * 60))
@@ -56,5 +59,5 @@ def script_lines(plan: Plan, settings: Slurm, gpu: str) -> Iterator[str]:
     yield "#!/bin/bash"
     yield from (f"#SBATCH {option}={value}" for option, value in options.items() if value is not None)
     yield "#SBATCH --requeue"
-    yield from (f"#SBATCH {option}" for option in settings.options)
+    yield from (f"#SBATCH {option}" for option in settings.options if plan.machine.gpus or "-gpu" not in option)
     yield 'exec "$1/run" batch'

@@ -305,7 +305,7 @@ class JobPoller:
         if job.state == "QUEUED" and self._clock.now() - self._changed_at >= QUEUED_SECONDS:
             self._note(job, "Vertex AI is waiting for machines or for quota (it queues for both)")
         elif job.reason:
-            self._note(job, f"waiting in the queue: {job.reason}")
+            self._note(job, job.reason)
         elif not is_known_state(job):
             self._note(job, "unknown state; " + ("still watching" if job.ended is None else "the job has ended"))
         elif STATE_NOTES.get(job.state):
@@ -427,7 +427,7 @@ def still_running_text(job: Job | None, is_still: str) -> tuple[str, str]:
     """Return the problem and the hint for a watch that ended before its job did."""
     if job is None:
         return "the job's state could not be read", "Show the job: launch status"
-    hint = f"The job is still running. To watch it: launch follow {job.run or job.name}"
+    hint = f"The job continues. To watch it: launch follow {job.run or job.name}"
     return f"{job.handle if job.is_here else job.name} {is_still} {job.state}", hint
 
 

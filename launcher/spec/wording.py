@@ -89,6 +89,8 @@ def wanted(shape: Shape) -> str:
         bounds += [f"at most {most:g}"] if most is not None else []
         if least is not None and most is not None:
             bounds = [f"from {least:g} to {most:g}"]
+        elif least is not None:
+            bounds = [f"from {least:g}"]
         what = " ".join(filter(None, (TYPE_NAMES[shape.kind], ", ".join(bounds))))
     return ": ".join(filter(None, (what, shape.meaning)))
 

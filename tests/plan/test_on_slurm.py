@@ -73,7 +73,28 @@ def test_a_setting_and_its_option(spec: Path, words: tuple[str, ...], option: st
 
 
 def test_without_gpus_none_are_asked_for(spec: Path) -> None:
-    assert not [line for line in script_lines("--cpu") if "gpu" in line and "partition" not in line]
+    lines = script_lines("--cpu", "--set", "slurm.options=[--cpus-per-gpu=8, --gpu-freq=low, --qos=long]")
+    assert not [line for line in lines if "gpu" in line and "partition" not in line]
+    assert "#SBATCH --qos=long" in lines
+    assert "2 nodes without GPUs, partition gpu" in dry_run("--cpu").out
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--on", "job.yaml"), "Name both: launch slurm job.yaml --on LOGIN"),
+        (("--on", "colab:train"), "has no Slurm"),
+        (("--usd", "5"), "Or remove the limit: --set limits.usd=null"),
+        (("--set", "slurm.hours=0.01"), "use a number from 0.05"),
+    ],
+)
+def test_an_error_says_what_to_do(spec: Path, words: tuple[str, ...], problem: str) -> None:
+    ran = dry_run(*words)
+    assert (ran.code, problem in ran.err) == (2, True), ran.err
+
+
+def test_an_unused_spec_is_named_with_this_command(spec: Path) -> None:
+    assert "To run it: launch slurm job.yaml" in launch("slurm", "--dry-run", cwd=Path.cwd()).out
 
 
 def test_the_run_is_the_same_on_every_partition_and_on_a_host(spec: Path) -> None:
@@ -103,8 +124,8 @@ def test_what_cannot_be_queued_is_refused_before(spec: Path, words: tuple[str, .
 
 def test_the_plan_names_the_cluster_and_its_limit(spec: Path) -> None:
     text = dry_run().out
-    assert "on the Slurm of login.example.edu" in text
-    assert "2 nodes, GPUs h100:2 each, partition gpu" in text
+    assert "on the Slurm cluster of login.example.edu" in text
+    assert "2 nodes with 2 GPUs (h100) each, partition gpu" in text
 
 
 @pytest.mark.parametrize(
@@ -112,6 +133,7 @@ def test_the_plan_names_the_cluster_and_its_limit(spec: Path) -> None:
     [
         ("COMPLETED", {"code": 0, "stopped": ""}, "SUCCEEDED", None),
         ("FAILED", {"code": 1, "stopped": ""}, "FAILED", "non-zero status of 1"),
+        ("FAILED", {"code": 1, "stopped": "", "problem": "Invalid gres"}, "FAILED", "start the nodes: Invalid gres"),
         ("CANCELLED", {"code": 75, "stopped": "interrupted"}, "CANCELLED", None),
         ("CANCELLED", None, "CANCELLED", None),
         ("COMPLETED", {"code": 75, "stopped": "expired"}, "EXPIRED", None),

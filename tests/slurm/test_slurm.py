@@ -196,7 +196,7 @@ def test_a_job_that_waits_says_why_and_is_cancelled_in_the_queue(
 ) -> None:
     full = cluster.run("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 60")
     client = started("slurm", "job.yaml", "--on", NAME, "--cpu", "--watch-for", "4m", *words)
-    wait_for_text(client, f"waiting in the queue: {reason[:20]}")
+    wait_for_text(client, f"PENDING: {reason[:20]}")
     (job,) = jobs_on(login)
     assert reason in " ".join(launch("status", job["run"]).stdout.split())
     assert launch("cancel", job["run"], "--yes").returncode == 0

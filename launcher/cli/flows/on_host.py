@@ -64,11 +64,16 @@ def launch_on_host(
     if options.resume:
         flags = flags._replace(run_id=options.resume)
     hosts = read_hosts(os.environ)
-    inputs = gather("local", spec, flags, more=[*more, *hosts.defaults(host)], docker=True)
+    changes = [*more, *hosts.defaults(host)]
+    inputs = gather("local", spec, flags, more=changes, docker=True, command=f"{command} job.yaml")
     if inputs.spec.machine.nodes > 1 and not options.slurm:
         raise UsageError("launch on runs a job on one host", "Set --nodes 1; several hosts are not supported yet.")
     host = host or inputs.spec.slurm.login or THIS_MACHINE
     _ = Host(host).words  # raises UsageError for a name that is no host, also in a dry run
+    if options.slurm and Host(host).session:
+        raise UsageError(
+            f"{host} is a Colab runtime, which has no Slurm", f"Run it there without: launch on {host} SPEC"
+        )
     python = options.python or hosts.entry(host).python or ""
 
     def plan_of(inputs: Inputs) -> Plan:
@@ -125,7 +130,8 @@ def check_options(host: str, spec: Path | None, flags: Flags, options: HostOptio
     """Refuse options that do not go together. Raises UsageError."""
     name = command.split()[1]
     if host.endswith((".yaml", ".yml")):
-        raise UsageError(f"{host} is a spec, not a host", f"Name the host first: launch on HOST {host}")
+        named = f"launch slurm {host} --on LOGIN" if options.slurm else f"launch on HOST {host}"
+        raise UsageError(f"{host} is a spec, not a host", f"Name both: {named}")
     of_cloud = {"--spot": flags.spot, "--region": flags.region, "--zone": flags.zone, "--flex-start": flags.flex_start}
     refuse_with(
         f"launch {name}",

@@ -62,7 +62,8 @@ def yaml_lines(plan: Plan) -> Iterator[str]:
         comments = {
             "vm": f"# The body of instances.{method}.",
             "local": "# The CustomJob that launch local runs.",
-            "on": f"# What launch_train.host starts on {plan.project}. launch local --request runs it here.",
+            "on": f"# What launch_train.host {'queues' if plan.is_slurm else 'starts'} on {plan.project}. "
+            "launch local --request runs it here.",
         }
         yield comments[plan.target]
         yield as_yaml(first.request)
@@ -93,7 +94,7 @@ def plan_lines(
     explain: bool = False,
 ) -> Iterator[str]:
     """Yield the page of a plan, in at most 80 columns."""
-    where = f"the Slurm of {plan.project}" if plan.is_slurm else target_text(plan.target, plan.project)
+    where = f"the Slurm cluster of {plan.project}" if plan.is_slurm else target_text(plan.target, plan.project)
     yield from wrapped(f"{plan.run}  on {where}", WIDTH)
     yield ""
     for label, text in plan_facts(plan, spec, image, settings.usd_cap if settings else None, explain=explain):
@@ -288,8 +289,10 @@ def machine_lines(plan: Plan, explain: bool) -> Iterator[str]:
         _, *lines = str(plan.attempts[0].request["script"]).splitlines()
         options = dict(line.removeprefix("#SBATCH --").partition("=")[::2] for line in lines)
         partition = f", partition {options['partition']}" if "partition" in options else ""
-        gpus = f"GPUs {options['gpus-per-node']} each" if "gpus-per-node" in options else "without GPUs"
-        yield f"{plural(plan.machine.nodes, 'node')}, {gpus}{partition}"
+        name = options.get("gpus-per-node", "").rpartition(":")[0]
+        gpus = f"with {plural(plan.machine.gpus, 'GPU')}" + (f" ({name})" if name else "")
+        gpus += " each" if plan.machine.nodes > 1 else ""
+        yield f"{plural(plan.machine.nodes, 'node')} {gpus if plan.machine.gpus else 'without GPUs'}{partition}"
         yield f"time limit {rough_duration(int(options['time']) * 60)} for each Slurm job"
         return
     if plan.target == "on":

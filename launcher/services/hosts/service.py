@@ -133,6 +133,8 @@ def state_on_host(data: Mapping[str, Any], host: str) -> tuple[str, Failure | No
 def failure_on_host(data: Mapping[str, Any], host: str, stopped: str) -> Failure:
     """Return the error of a job that failed. `stopped`: why launch_train.host stopped it; empty: it did not."""
     end, slurm = data["end"], data.get("slurm", "")
+    if not stopped and (problem := end.get("problem")):
+        return Failure(code=INVALID, message=f"{host}: srun could not start the nodes: {problem}")
     if not stopped:
         message = f"The replica workerpool0-0 exited with a non-zero status of {container_exit_code(end['code'])}."
         return Failure(code=INVALID, message=message)

@@ -283,7 +283,11 @@ def run_batch(root: Path, name: str) -> int:
             return code  # without an end: Slurm starts the job again
         except SlurmError as error:
             print(f"launch: Slurm does not queue the job again: {error}", flush=True)
-    end = {"code": code, "stopped": stopped, "time": time.time()}
+    end = {"code": code, "stopped": stopped, "time": time.time(), "problem": ""}
+    if code and not stopped and not any((root / "work").glob(f"{name}-*")):  # no node has begun
+        with suppress(OSError):
+            lines = (folder / "output.log").read_text(encoding="utf-8", errors="replace").splitlines()
+            end["problem"] = next((line[13:] for line in reversed(lines) if line.startswith("srun: error: ")), "")
     (folder / ".end").write_text(json.dumps(end), encoding="utf-8")
     (folder / ".end").rename(folder / "end.json")
     for workdir in (root / "work").glob(f"{name}-*"):
