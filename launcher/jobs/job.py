@@ -130,6 +130,11 @@ class Job(Struct, frozen=True, kw_only=True):
         return first if first != "projects" else "vm" if self.zone else "vertex"
 
     @property
+    def is_missing(self) -> bool:
+        """Return whether it stands for a run on a host that has a folder there, and no job."""
+        return self.target == "on" and self.id == self.run
+
+    @property
     def command(self) -> str:
         if self.target == "on":
             return (

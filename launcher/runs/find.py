@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from launcher.gcp.storage import open_folder, use_errors
 from launcher.jobs.job import RESOURCE, RUN_ID, RUN_LABEL, Job
 from launcher.remote.connection import connect_to
 from launcher.runs.context import ENGINE, LocalContext, RunContext
-from launcher.runs.on_host import HostContext, host_and_run, host_records, remembered
+from launcher.runs.on_host import HostContext, host_and_run, remember, remembered
 from launcher.services import request
 from launcher.services.local.run_folder_job import HIDDEN, is_run_folder, read_job, shown
 from launcher.text import did_you_mean, near
@@ -90,7 +91,7 @@ def exact_run(text: str) -> FoundRun | None:
         try:
             return host_run(host, text)
         except NoSuchRun as error:
-            (host_records() / text).unlink(missing_ok=True)
+            remember(text, None)
             raise NoSuchRun(f"{text} has no job on {host}: it was deleted, or refused there", error.hint) from None
     if "/" in text or text in (".", "..", RUNS):
         path = Path(text)
@@ -106,17 +107,21 @@ def exact_run(text: str) -> FoundRun | None:
 
 
 def run_without_job(host: str, run: str, context: HostContext) -> FoundRun | None:
-    """Return a run that was moved to the default folder of a host, where it has had no job; None: it is not there."""
+    """Return a run in the default folder of a host, which has had no job there: it was moved to that folder, or the
+    host refused its job. None: it is not there."""
     path = f"~/launch/{RUNS}/{run}"
     storage = open_folder(f"ssh://{host}/{path}")
     with use_errors():
         if runfolder.PLAN not in storage.list(runfolder.PLAN):
             return None
         created = storage.written(runfolder.PLAN)
+        plan = storage.read(runfolder.PLAN)
     env = [{"name": contract.RUN_FOLDER, "value": path}]
     body = {"jobSpec": {"workerPoolSpecs": [{"containerSpec": {"env": env}}]}}
     labels = {RUN_LABEL: run}
     request_there = {"host": host, "labels": labels, "job": body}
+    with suppress(ValueError, LookupError, TypeError):
+        request_there["script"] = json.loads(plan)["attempts"][0]["request"]["script"]
     job = Job(
         name=f"on/{host}/{run}",
         region=host,

@@ -75,16 +75,24 @@ def host_records() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "launch", "hosts")
 
 
-def remember(run: str, host: str) -> None:
+def remember(run: str, host: str | None) -> None:
+    """Remember which host has a run; None: it is on no host any more."""
+    if host is None:
+        (host_records() / run).unlink(missing_ok=True)
+        return
     host_records().mkdir(parents=True, exist_ok=True)
     (host_records() / run).write_text(f"{host}\n", encoding="utf-8")
 
 
-def remembered(is_wanted: Callable[[str], bool]) -> dict[str, str]:
-    """Return the hosts of the runs whose ID is wanted, by ID, the newest first."""
+def remembered(is_wanted: Callable[[str], bool], since: float = 0.0) -> dict[str, str]:
+    """Return the hosts of the runs whose ID is wanted, by ID, the newest first. `since`: remembered after this time."""
     try:
         paths = sorted(host_records().iterdir(), key=lambda path: -path.stat().st_mtime)
-        return {path.name: path.read_text(encoding="utf-8").strip() for path in paths if is_wanted(path.name)}
+        return {
+            path.name: path.read_text(encoding="utf-8").strip()
+            for path in paths
+            if is_wanted(path.name) and path.stat().st_mtime >= since
+        }
     except OSError:
         return {}
 

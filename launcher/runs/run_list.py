@@ -220,7 +220,7 @@ def entry_of(run: FoundRun, account: str, now: float) -> ListedRun:
     owner = "me" if is_owned_by(job.labels, account) else job.labels.get(OWNER_LABEL, "")
     return ListedRun(
         run=run.id,
-        target=job.target,
+        target="slurm" if "script" in job.request else job.target,
         state=job.state,
         created=job.begun,
         owner=user_name(job.request["user"]) if job.is_here else owner,

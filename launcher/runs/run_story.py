@@ -128,7 +128,8 @@ def advice_for(job: Job, last: AttemptSummary) -> str:
     if last.kind == "succeeded":
         return f"launch report {run} shows its curves"
     if last.kind not in RUN_ENDS:
-        return f"launch follow {run} starts the next attempt, unless another launch does"
+        start = job.command if job.is_missing else f"launch follow {run}"
+        return f"{start} starts the next attempt, unless another launch does"
     return last.fix if "--resume" in last.fix else f"{last.fix}\n{resume_fix(job)}".strip()
 
 

@@ -32,6 +32,6 @@ def move(
     place = to if to.startswith(("gs://", "ssh://")) else full_path(to)
     moved = find_run(run, regions, last=last)
     folder = move_run(moved, place, say)
-    if there := host_and_run(folder):
-        remember(moved.id, there[0])
+    there = host_and_run(folder)
+    remember(moved.id, there[0] if there else None)
     print(f"moved to {relative(folder)}")

@@ -12,12 +12,13 @@ from launcher.cli.flows.cloud import here, say_not_searched
 from launcher.cli.help_page import WHERE, option
 from launcher.cli.options import AcceptHostKey, AllRuns, Mine, Output, OutputFormat, Regions, time_option
 from launcher.cli.ui import run_table
+from launcher.cli.ui.streams import say
 from launcher.cli.ui.text import WIDTH
 from launcher.errors import UsageError, refuse_with
 from launcher.jobs.job import SWEEP_LABEL
 from launcher.remote.connection import connect_to
 from launcher.runs.find import RUNS
-from launcher.runs.on_host import HostContext
+from launcher.runs.on_host import HostContext, remembered
 from launcher.runs.run_list import RunFilter, RunList, list_runs
 from launcher.text import did_you_mean, either, near
 
@@ -26,7 +27,9 @@ def runs(
     *,
     local: Annotated[bool, option(WHERE, "--local", help="Only runs on this machine.")] = False,
     cloud: Annotated[bool, option(WHERE, "--cloud", help="Only runs in the cloud.")] = False,
-    on: Annotated[str | None, option(WHERE, "--on", help="Only runs on this host, by SSH.", metavar="HOST")] = None,
+    on: Annotated[
+        str | None, option(WHERE, "--on", help="Only runs on this host, by SSH (here: this-machine).", metavar="HOST")
+    ] = None,
     accept_host_key: AcceptHostKey = False,
     folder: Annotated[
         Path | None, option(WHERE, "--folder", help="Folder of the local runs; default: ./runs.", metavar="DIR")
@@ -53,8 +56,8 @@ def runs(
 ) -> None:
     """List runs, on this machine and in the cloud.
 
-    Newest first. Finds local runs in ./runs, and runs in the cloud by the labels of their jobs. COST is the cost of
-    the machines so far, without disks.
+    Newest first. Finds local runs in ./runs, and runs in the cloud by the labels of their jobs; --on HOST lists those
+    on a host or in its Slurm. COST is the cost of the machines so far, without disks.
     """
     for state in states or ():
         if state.lower() not in STATES:
@@ -79,6 +82,9 @@ def runs(
     show_runs(wanted, output_format, local=local, cloud=cloud, folder=folder, regions=regions, everything=everything)
 
 
+SHOWN_HOSTS: Final = 4
+RECENT_SECONDS: Final = 7 * 86400.0
+"""Hosts of older runs are not named."""
 STATES: Final = (
     *("queued", "pending", "running", "succeeded", "failed", "cancelling", "cancelled", "paused", "expired"),
     *("updating", "partially_succeeded", "interrupted", "unknown", "deleted"),
@@ -96,8 +102,13 @@ def show_runs(
     everything: bool = False,
 ) -> None:
     """Print the runs that a filter asks for. Raises LaunchError: the cloud was asked for, and it cannot be listed."""
-    run_list = list_runs(here, wanted, only_target(local, cloud, folder, regions), folder or Path(RUNS), regions)
+    target = only_target(local, cloud, folder, regions)
+    run_list = list_runs(here, wanted, target, folder or Path(RUNS), regions)
     show_list(run_list, wanted, output, everything=everything)
+    hosts = list(dict.fromkeys(remembered(lambda _run: True, since=time.time() - RECENT_SECONDS).values()))
+    if target is None and hosts:
+        name = hosts[0] if len(hosts) == 1 else "HOST"
+        say(f"not listed: runs on {', '.join(hosts[:SHOWN_HOSTS])} (launch runs --on {name})")
 
 
 def show_list(run_list: RunList, wanted: RunFilter, output: Output, *, everything: bool) -> None:

@@ -174,6 +174,8 @@ def follow_driver(
 def follow_run(run: FoundRun, output: Output, *, watch_seconds: float | None = None) -> None:
     """Watch a run until it ends. Its remaining attempts are submitted only if its folder has the plan that its jobs
     were created from. Raises LaunchError; NotAuthorised if another attempt is due and the plan cannot be trusted."""
+    if run.job.is_missing:
+        raise UsageError(f"{run.id} has no job on {run.job.region}", f"To start one: {run.job.command}")
     options, refused = LaunchOptions(watch_seconds=watch_seconds), None
     if run.context.of_run(None).outlives_client:
         cloud = cast(LaunchContext, run.context.with_notice(say))  # as its jobs outlive a launch
@@ -271,7 +273,7 @@ def show_begun(job: Job, output: Output) -> None:
         return
     print(f"{job.run} is {job.state} {'on' if job.target == 'on' else 'in'} {job.place}")
     causes = {"on": "a restart of the host", "vm": "a stockout or a preemption"}
-    retries = causes.get(job.target, "a stockout")
+    retries = "a failure of a node" if "script" in job.request else causes.get(job.target, "a stockout")
     print(f"launch follow {job.handle}\n    watches it; needed to start the next attempt after {retries}")
     print(f"launch cancel {job.run}\n    cancels it")
 
