@@ -1,4 +1,4 @@
-"""The user's hosts.yaml, beside config.yaml: names for `launch on`, with what is the same for all jobs on a host."""
+"""The user's hosts.yaml, beside config.yaml: names for `launch on`, and the settings of each host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class HostEntry(Model, frozen=True, kw_only=True):
     """A host."""
 
     host: (
-        Annotated[str, Meta(min_length=1, description="what ssh knows it by, or colab:NAME; default: the name")] | None
+        Annotated[str, Meta(min_length=1, description="its name or address for ssh, or colab:NAME; default: the name")]
+        | None
     ) = None
     gpus: Annotated[int, Meta(ge=1, le=16, description="GPUs that a job gets if its spec says nothing")] | None = None
     type: Annotated[str, Meta(min_length=1, description="a GPU, such as a100-80gb, or a machine type")] | None = None

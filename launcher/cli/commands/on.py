@@ -34,7 +34,7 @@ def on(
     detach: Annotated[bool, option(OUTPUT, "--detach", help="Return as soon as the job runs.")] = False,
     resume: Annotated[str | None, option(RUN, "--resume", help="Resume a run that has ended.", metavar="RUN")] = None,
     new: Annotated[bool, option(RUN, "--new", help="Start a fresh run, even if this job has run before.")] = False,
-    clean: Annotated[bool, option(WHERE, "--clean", help="Remove what launch put there and nothing needs.")] = False,
+    clean: Annotated[bool, option(WHERE, "--clean", help="Remove unneeded files of launch from the host.")] = False,
     accept_host_key: AcceptHostKey = False,
     watch_for: WatchFor = None,
     output_format: OutputFormat = Output.text,
@@ -85,7 +85,7 @@ CLEANED: Final = {
 
 
 def clean_host(connection: "Connection", output_format: Output, *, dry_run: bool) -> None:
-    """Remove what nothing needs on a host, and print it. Raises LaunchError."""
+    """Remove unneeded files from a host and print their sizes. Raises LaunchError."""
     from launcher.cli.ui.documents import printed
     from launcher.remote.agent import Agent, trainer_digest
     from launcher.text import plural, size_text

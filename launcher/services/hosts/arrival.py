@@ -1,4 +1,4 @@
-"""What is checked and sent when launch arrives at a host, before anything is started there."""
+"""Check a host and send the code to it, before anything is started there."""
 
 from __future__ import annotations
 

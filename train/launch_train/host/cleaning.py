@@ -1,4 +1,4 @@
-"""Remove what launch has put on this machine and no job and no kept run needs. Run folders are never removed."""
+"""Remove files of launch that no job and no run on this machine needs. Run folders are never removed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ YOUNG_SECONDS: Final = 3600.0
 
 
 def remove_unneeded(root: Path, trainer: str, *, dry_run: bool) -> list[dict[str, Any]]:
-    """Remove what is not needed, or only list it; return the `path` of each below `root`, and its size in `bytes`.
+    """Remove unneeded files, or only list them; return the `path` of each below `root`, and its size in `bytes`.
 
     Kept are: jobs that run, and those whose run folder exists or is in a bucket; their code, version of launch_train
     and environment; the version `trainer`, which asks.
