@@ -54,8 +54,8 @@ class Remote(NamedTuple):
         Raises:
             LaunchError: ssh itself failed.
         """
-        with scratch() as folder:
-            log = folder / "log"
+        with temporary_folder("ssh") as folder:
+            log = Path(folder, "log")
             argv = command.command(self.target, remote, forwards=forwards, log=log, shell=shell, tty=tty)
             code = run_in_foreground(argv)
             if fault := self.fault(code, log):
@@ -64,8 +64,8 @@ class Remote(NamedTuple):
 
     def run(self, remote: Sequence[str], *, stdin: bytes = b"", seconds: float = ANSWER_SECONDS) -> Answer:
         """Run a command and return its output. Raises LaunchError: ssh is not installed."""
-        with scratch() as folder:
-            log = folder / "log"
+        with temporary_folder("ssh") as folder:
+            log = Path(folder, "log")
             try:
                 argv = command.command(self.target, remote, log=log)
                 ran = subprocess.run(argv, input=stdin, capture_output=True, check=False, timeout=seconds)
@@ -92,13 +92,6 @@ class Remote(NamedTuple):
         kind = "serviceAccount" if account.endswith(".gserviceaccount.com") else "user"
         whose = {"account": account, "member": f"{kind}:{account}"}
         return {"user": target.user, "port": str(target.port), "known_hosts": str(target.known_hosts), **whose}
-
-
-@contextmanager
-def scratch() -> Iterator[Path]:
-    """Create a temporary folder for the log."""
-    with temporary_folder("ssh") as folder:
-        yield Path(folder)
 
 
 def run_in_foreground(argv: Sequence[str]) -> int:

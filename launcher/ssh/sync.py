@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -11,14 +10,14 @@ import subprocess
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from launch_train.common.scratch import temporary_folder
 from launcher.errors import LaunchError, UsageError
 from launcher.images.source_files import File
 from launcher.ssh import command
 from launcher.ssh.errors import FAILED, explain, relevant_lines
-from launcher.ssh.keys import missing_program
-from launcher.ssh.session import Remote, scratch
+from launcher.ssh.session import Remote
 
 REMOTE_SCRIPT: Final = Path(__file__).with_name("sync_remote.py")
 """Runs on the VM."""
@@ -83,8 +82,8 @@ def prepare(remote: Remote, destination: str, names: bytes, delete: bool) -> dic
 
 def push_by_rsync(remote: Remote, folder: Path, file_names: bytes, destination: str) -> None:
     """Send the files that differ. Raises LaunchError."""
-    with scratch() as place:
-        log, settings, names = place / "log", place / "config", place / "names"
+    with temporary_folder("ssh") as place:
+        log, settings, names = (Path(place, name) for name in ("log", "config", "names"))
         settings.write_text(command.host_block([remote.target.alias], remote.target, log=log), encoding="utf-8")
         names.write_bytes(file_names)
         argv = command.rsync(settings, log, names, folder, remote.target, destination)
@@ -93,49 +92,20 @@ def push_by_rsync(remote: Remote, folder: Path, file_names: bytes, destination: 
 
 
 def push_by_tar(remote: Remote, files: Sequence[File], destination: str) -> None:
-    """Send all files. Raises LaunchError."""
-    unpack = ["tar", "-xzf", "-", "-C", destination]
-    with scratch() as place:
-        log, errors = place / "log", place / "errors"
-        with errors.open("wb") as stderr:
-            argv = command.command(remote.target, unpack, log=log)
-            try:
-                process = subprocess.Popen(argv, stdin=subprocess.PIPE, stderr=stderr, bufsize=0)
-            except FileNotFoundError:
-                raise missing_program("ssh") from None
-            with process:
-                write_tar(files, Pipe(process.stdin))
-        check_exit(remote, "tar", process.returncode, errors.read_text(encoding="utf-8", errors="replace"), log)
-
-
-class Pipe(io.RawIOBase):
-    """A pipe to a program that may exit before it has read everything; its exit code is checked later."""
-
-    def __init__(self, to: IO[bytes] | None) -> None:
-        super().__init__()
-        self._to = to
-        self.is_open = to is not None
-
-    def write(self, data: Any, /) -> int:
-        """Write all data; discard it if the program has exited."""
-        left = memoryview(data)
+    """Send all files. Raises LaunchError, and UsageError: one can't be read."""
+    with temporary_folder("ssh") as place:
+        log, archive = Path(place, "log"), Path(place, "files.tar.gz")
         try:
-            while self._to and self.is_open and left:
-                left = left[self._to.write(left) :]
-        except BrokenPipeError:
-            self.is_open = False
-        return len(data)
-
-
-def write_tar(files: Sequence[File], to: Pipe) -> None:
-    """Write files as a compressed tar. Raises UsageError: one can't be read."""
-    try:
-        with tarfile.open(fileobj=to, mode="w|gz", format=tarfile.PAX_FORMAT) as tar:
-            for file in files:
-                if to.is_open:
+            with tarfile.open(archive, "w:gz", format=tarfile.PAX_FORMAT) as tar:
+                for file in files:
                     add_file(tar, file)
-    except OSError as error:
-        raise UsageError(f"can't read {error.filename or 'a file'}: {error.strerror}") from error
+        except OSError as error:
+            failed = f"read {error.filename}" if error.filename else "pack the files"
+            raise UsageError(f"can't {failed}: {error.strerror or error}") from error
+        argv = command.command(remote.target, ["tar", "-xzf", "-", "-C", destination], log=log)
+        with archive.open("rb") as stdin:
+            ran = subprocess.run(argv, stdin=stdin, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
+        check_exit(remote, "tar", ran.returncode, ran.stderr, log)
 
 
 def add_file(tar: tarfile.TarFile, file: File) -> None:
