@@ -121,7 +121,7 @@ def state_on_host(data: Mapping[str, Any], host: str) -> tuple[str, Failure | No
         waiting = "PENDING" if data.get("reason") else "RUNNING"
         return ("CANCELLING" if data["cancelled"] else waiting), None
     stopped = ("cancelled" if data["cancelled"] else "killed") if end is None else str(end["stopped"])
-    if data.get("slurm") == "CANCELLED":  # by scancel
+    if data.get("slurm") == "CANCELLED" and (end is None or end["code"]):  # by scancel
         stopped = "cancelled"
     if stopped in ("cancelled", "expired"):
         return stopped.upper(), None
@@ -138,7 +138,7 @@ def failure_on_host(data: Mapping[str, Any], host: str, stopped: str) -> Failure
     if not stopped:
         message = f"The replica workerpool0-0 exited with a non-zero status of {container_exit_code(end['code'])}."
         return Failure(code=INVALID, message=message)
-    if end is None and slurm == "FAILED":
+    if end is None and slurm == "FAILED" and not data.get("started"):
         needs = f"the home folder of the login node and {data['request']['python']}"
         return Failure(
             code=INVALID, message=f"{host}: the batch script could not start; the compute nodes need {needs}"

@@ -53,7 +53,8 @@ def answer_to(operation: str, request: dict[str, Any], root: Path) -> Any:
             answer = job.cancel_job(root, request["id"])
             slurm.cancel_job(root, request["id"])
         case "remove":
-            job.remove_job(root, request["id"])
+            if not any(each["running"] for each in slurm.add_states(root, job.describe_jobs(root, [request["id"]]))):
+                job.remove_job(root, request["id"])
         case "clean":
             answer = cleaning.remove_unneeded(root, request["trainer"], dry_run=request["dry_run"])
         case "environment":

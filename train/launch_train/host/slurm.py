@@ -27,11 +27,13 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from launch_train.common import contract
 from launch_train.host import machine
+from launch_train.host.folder_server import MARK
 from launch_train.host.job import (
     SEEN_SECONDS,
     RefusedError,
@@ -58,7 +60,21 @@ ACTIVE: Final = frozenset(
 )
 """States of a Slurm job that has not ended (squeue(1), JOB STATE CODES)."""
 WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
-UNKNOWN: Final = ("timed out", "ontact slurm controller", "Connection refused", "try again later")
+HELD: Final = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+"""States that wait and that `scancel --state=PENDING` leaves."""
+STOPPED_CODES: Final = frozenset({contract.Exit.PREEMPTED, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
+"""How nodes end that were told to stop: after saving, or before there was anything to save."""
+TELL_SECONDS: Final = 3.0
+"""Pause before the nodes are told again: Slurm may not have taken it, and a node that is only starting ignores it."""
+TOLD_SECONDS: Final = 10.0
+"""Time for that: scancel tries for long while a job is completing."""
+REQUEUE_PAUSES: Final = (1.0, 3.0, 6.0)
+LOGIN_SCRIPT: Final = """unset ${!SQUEUE_@} ${!SCANCEL_@} ${!SACCT_@}; printf '\\002launch\\002\\n'; exec "$0" "$@\""""
+"""Of a login shell: its profile may print a text, and set defaults of the user."""
+UNKNOWN: Final = (
+    *("timed out", "ontact slurm controller", "Connection refused", "try again later", "Zero Bytes"),
+    *("onnection failure", "eceive failure", "no number"),
+)
 """Parts of sbatch's errors after which the job may have been queued."""
 UNRECORDED_SECONDS: Final = 120.0
 """After this time, a job whose number is unknown and that Slurm doesn't list was never queued."""
@@ -78,22 +94,52 @@ class SlurmError(Exception):
     """A command of Slurm failed, or Slurm isn't installed."""
 
 
-def slurm(*argv: str, check: bool = True) -> str:
-    """Run a command of Slurm and return its output; without `check`, also if it fails. Raises SlurmError,
-    TimeoutExpired.
+def command_words(*argv: str) -> tuple[str, ...]:
+    """Return the command line for a command of Slurm, which prints MARK before its answer if a login shell runs it,
+    because it isn't on PATH: a profile may add it."""
+    return argv if shutil.which(argv[0]) else ("bash", "-lc", LOGIN_SCRIPT, *argv)
 
-    If it isn't on PATH, it is run by a login shell, whose profile may add it.
-    """
-    words = argv if shutil.which(argv[0]) else ("bash", "-lc", 'exec "$0" "$@"', *argv)
+
+def command_environment(program: str) -> dict[str, str]:
+    """Return the environment of a command of Slurm: without the user's filters of squeue, and for sbatch without the
+    variables of the Slurm job in which launch itself may run, which the new job would get."""
+    prefixes = ("SQUEUE_", "SCANCEL_", "SACCT_", *(("SLURM_",) if program == "sbatch" else ()))
+    kept = ("SLURM_CONF", "SLURM_JWT")
+    return {name: value for name, value in os.environ.items() if name in kept or not name.startswith(prefixes)}
+
+
+def answered(stdout: str) -> str:
+    """Return a command's answer, without what the profile of a login printed."""
+    before, mark, after = stdout.partition(MARK.decode())
+    return after if mark else before
+
+
+def slurm(*argv: str, check: bool = True, seconds: float = COMMAND_SECONDS) -> str:
+    """Run a command of Slurm and return its output; without `check`, also if it fails. Raises SlurmError,
+    TimeoutExpired."""
     ran = subprocess.run(
-        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+        command_words(*argv),
+        env=command_environment(argv[0]),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
     )
     if ran.returncode == 127:
         raise SlurmError(f"{argv[0]} is not installed here, or not on the PATH of a login")
     if ran.returncode and check:
         lines = [line.removeprefix(f"{argv[0]}: ").removeprefix("error: ") for line in ran.stderr.splitlines()]
         raise SlurmError("; ".join(filter(None, lines)) or f"{argv[0]} exited with {ran.returncode}")
-    return ran.stdout
+    return answered(ran.stdout)
+
+
+def is_told(*argv: str) -> bool:
+    """Run a command of Slurm and return whether Slurm has taken it."""
+    with suppress(SlurmError, subprocess.TimeoutExpired):
+        slurm(*argv, seconds=TOLD_SECONDS)
+        return True
+    return False
 
 
 def submit_job(root: Path, request: Mapping[str, Any]) -> None:
@@ -117,7 +163,7 @@ def submit_job(root: Path, request: Mapping[str, Any]) -> None:
         if number is None:
             words = [f"--comment=launch-job={job['id']}", f"--output={folder}/output.log", f"--chdir={root}"]
             try:
-                number = int(slurm("sbatch", "--parsable", *words, str(folder / "script"), str(folder)).split(";")[0])
+                number = submitted_number(slurm("sbatch", "--parsable", *words, str(folder / "script"), str(folder)))
             except SlurmError as error:
                 if any(part in str(error) for part in UNKNOWN):
                     raise
@@ -127,6 +173,15 @@ def submit_job(root: Path, request: Mapping[str, Any]) -> None:
             slurm("scancel", str(number), check=False)  # an earlier submission has begun to run
     finally:
         os.close(lock)
+
+
+def submitted_number(text: str) -> int:
+    """Return the number of the job in sbatch's answer; a site's filter may print its own text before. Raises
+    SlurmError."""
+    number = (text.split() or [""])[-1].partition(";")[0]
+    if not number.isdecimal():
+        raise SlurmError(f"no number of a job is in sbatch's answer: {text.strip()[-200:]}")
+    return int(number)
 
 
 def write_programs(root: Path, folder: Path, job: Mapping[str, Any]) -> None:
@@ -142,7 +197,7 @@ def write_programs(root: Path, folder: Path, job: Mapping[str, Any]) -> None:
 def queued_number(job: Mapping[str, Any]) -> int | None:
     """Return the number of the Slurm job by which a job was queued although sbatch's answer was lost."""
     name = f"--name=launch-{job['run']}"
-    for line in slurm("squeue", "--noheader", "--states=all", name, "--format=%A %k").splitlines():
+    for line in slurm("squeue", "--noheader", "--all", "--states=all", name, "--format=%A %k").splitlines():
         number, _, comment = line.strip().partition(" ")
         if comment == f"launch-job={job['id']}":
             return int(number)
@@ -158,9 +213,12 @@ def recorded(folder: Path) -> int | None:
 
 def test_job(script: str) -> str:
     """Return when and where Slurm would start a batch script, in its words. Raises RefusedError, SlurmError."""
-    words = ("bash", "-lc", "exec sbatch --test-only 2>&1") if not shutil.which("sbatch") else ("sbatch", "--test-only")
-    ran = subprocess.run(words, input=script, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
-    text = (ran.stdout + ran.stderr).replace("sbatch: ", "").replace("error: ", "").strip()
+    words = command_words("sbatch", "--test-only")
+    env = command_environment("sbatch")
+    ran = subprocess.run(
+        words, env=env, input=script, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+    )
+    text = (answered(ran.stdout) + ran.stderr).replace("sbatch: ", "").replace("error: ", "").strip()
     if ran.returncode:
         raise refusal(SlurmError(text))
     return text
@@ -178,20 +236,28 @@ def refusal(error: SlurmError) -> RefusedError:
 
 def add_states(root: Path, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add Slurm's facts to the described jobs that it runs: `running`, `slurm` (its state), `number`, `reason` (why it
-    waits; empty: it does not), `started` (Unix time of the first start; null: none yet) and `seen`."""
+    waits; empty: it does not), `started` (Unix time of the first start, later by the waits between starts, which cost
+    nothing; null: none yet) and `seen`."""
     of_slurm = [job for job in jobs if job.get("script")]
     states = slurm_states(root, of_slurm) if of_slurm else {}
     for job in of_slurm:
         folder = root / "jobs" / job["id"]
         state, reason = states.get(job["id"], ("UNKNOWN", ""))
+        if (
+            job["cancelled"] and state in WAITING and (number := recorded(folder))
+        ):  # it was completing, or no answer came
+            is_told("scancel", *(() if state in HELD else ("--state=PENDING",)), str(number))
         starts = read_starts(folder)
+        waited = sum(later["begin"] - earlier["seen"] for earlier, later in pairwise(starts))
+        with suppress(OSError, ValueError):  # it may have ended since it was described
+            job["end"] = json.loads((folder / "end.json").read_bytes())
         job |= {
             "running": state in ACTIVE,
             "slurm": state,
             "number": recorded(folder),
             "reason": reason if state in WAITING else "",
-            "started": starts[0]["begin"] if starts else None,
-            "seen": starts[-1]["seen"] if starts else time.time(),
+            "started": starts[0]["begin"] + waited if starts else None,
+            "seen": starts[-1]["seen"] if starts else recorded_at(folder),
         }
     return jobs
 
@@ -223,15 +289,17 @@ def slurm_states(root: Path, jobs: Iterable[Mapping[str, Any]]) -> dict[str, tup
     if not asked:
         return states
     names = ",".join({f"launch-{job['run']}" for job in jobs})
-    rows = slurm("squeue", "--noheader", "--states=all", f"--name={names}", "--format=%A|%T|%r").splitlines()
-    answers = {int(number): (state, reason) for number, state, reason in (row.strip().split("|", 2) for row in rows)}
+    rows = slurm("squeue", "--noheader", "--all", "--states=all", f"--name={names}", "--format=%A|%T|%r").splitlines()
+    fields = [row.strip().split("|", 2) for row in rows if row.count("|") >= 2]
+    answers = {int(number): (state, reason) for number, state, reason in fields if number.isdecimal()}
     for number, job_id in asked.items():
         state, reason = answers.get(number) or (accounted_state(number), "")
         states[job_id] = state, reason
         if state not in ACTIVE and state != "UNKNOWN":
             path = root / "jobs" / job_id / "slurm.json"
-            path.with_suffix(".new").write_text(json.dumps({"number": number, "state": state}), encoding="utf-8")
-            path.with_suffix(".new").rename(path)
+            written = path.with_name(f".slurm-{os.uname().nodename}-{os.getpid()}")
+            written.write_text(json.dumps({"number": number, "state": state}), encoding="utf-8")
+            written.rename(path)
     return states
 
 
@@ -240,7 +308,7 @@ def accounted_state(number: int) -> str:
     none."""
     with suppress(OSError, SlurmError, subprocess.TimeoutExpired):
         words = ("sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={number}", "--format=State")
-        return slurm(*words).split()[0].rstrip("+")
+        return (slurm(*words).split() or ["UNKNOWN"])[0].rstrip("+")
     return "UNKNOWN"
 
 
@@ -264,6 +332,8 @@ def run_batch(root: Path, name: str) -> int:
     folder, number = root / "jobs" / name, int(os.environ["SLURM_JOB_ID"])
     job = json.loads((folder / "job.json").read_bytes())
     create_file(folder / "slurm.json", json.dumps({"number": number}))  # sbatch's answer may have been lost
+    if was_interrupted(folder, number):  # Slurm itself has queued it again
+        (folder / "end.json").unlink()
     if recorded(folder) != number or (folder / "end.json").exists():
         print(
             f"launch: job {number} ends at once: this run's job is {recorded(folder)}, and each runs once", flush=True
@@ -277,12 +347,8 @@ def run_batch(root: Path, name: str) -> int:
     code, stopped = 0, "cancelled"
     if not (folder / "cancel").exists():
         code, stopped = run_nodes(folder, job, signals, [*starts, {"begin": time.time(), "seen": 0.0}], seconds)
-    if stopped == "interrupted" and code == contract.Exit.PREEMPTED and slurm_state(number) == "RUNNING":
-        try:
-            slurm("scontrol", "requeue", str(number))
-            return code  # without an end: Slurm starts the job again
-        except SlurmError as error:
-            print(f"launch: Slurm does not queue the job again: {error}", flush=True)
+    if stopped == "interrupted" and code in STOPPED_CODES and is_requeued(number):
+        return code  # without an end: Slurm starts the job again
     end = {"code": code, "stopped": stopped, "time": time.time(), "problem": ""}
     if code and not stopped and not any((root / "work").glob(f"{name}-*")):  # no node has begun
         with suppress(OSError):
@@ -293,6 +359,32 @@ def run_batch(root: Path, name: str) -> int:
     for workdir in (root / "work").glob(f"{name}-*"):
         shutil.rmtree(workdir, ignore_errors=True)
     return code
+
+
+def was_interrupted(folder: Path, number: int) -> bool:
+    """Return whether this Slurm job was stopped from outside in its last start, and nobody has read that as its end."""
+    with suppress(OSError, ValueError):
+        end = json.loads((folder / "end.json").read_bytes())
+        record = json.loads((folder / "slurm.json").read_bytes())
+        return bool(end["stopped"] == "interrupted" and record == {"number": number})
+    return False
+
+
+def is_requeued(number: int) -> bool:
+    """Queue this Slurm job again if it runs; return whether Slurm has done that."""
+    for pause in (*REQUEUE_PAUSES, None):
+        state = slurm_state(number)
+        if state and state != "RUNNING":  # cancelled, or Slurm itself queues it again
+            return False
+        try:
+            slurm("scontrol", "requeue", str(number))
+        except (SlurmError, subprocess.TimeoutExpired) as error:
+            print(f"launch: Slurm does not queue the job again: {error}", flush=True)
+        else:
+            return True
+        if pause:
+            time.sleep(pause)
+    return False
 
 
 def run_nodes(
@@ -307,32 +399,38 @@ def run_nodes(
         "--kill-on-bad-exit=0",
         "--wait=0",
         "--input=none",
+        "--export=ALL",  # also if the site's default for jobs is NONE
+        "--cpu-bind=none",  # srun doesn't know sbatch's --cpus-per-task: it would bind all processes to one core
         str(folder / "run"),
         "node",
     ]
     number = os.environ["SLURM_JOB_ID"]
     srun = subprocess.Popen(words, env={**os.environ, "LAUNCH_HOSTS": ",".join(hosts)}, start_new_session=True)
     began, stopped, kill_at = time.monotonic(), "", float("inf")
-    written = 0.0
+    written, tell_at = 0.0, began
     while (code := srun.poll()) is None:
         now = time.monotonic()
-        if not stopped and (stopped := stop_reason(folder, signals, now - began > seconds)):
-            kill_at = now + contract.NOTICE_SECONDS
-            slurm("scancel", "--signal=URG", number, check=False)
+        stopped = stopped or stop_reason(folder, signals, now - began > seconds)
+        if stopped and now >= tell_at:
+            if is_told("scancel", "--signal=URG", number):
+                kill_at = min(kill_at, time.monotonic() + contract.NOTICE_SECONDS)
+            tell_at = time.monotonic() + TELL_SECONDS
         if now > kill_at:
-            kill_at = now + contract.NOTICE_SECONDS
-            slurm("scancel", "--signal=KILL", number, check=False)
+            is_told("scancel", "--signal=KILL", number)
+            kill_at = time.monotonic() + contract.NOTICE_SECONDS
         if now - written >= SEEN_SECONDS:
             written, starts[-1]["seen"] = now, time.time()
             write_starts(folder, starts)
         time.sleep(POLL_SECONDS)
     starts[-1]["seen"] = time.time()
     write_starts(folder, starts)
+    if not code:  # it was complete before it could stop
+        return code, ""
     if stopped == "interrupted" and seconds - (time.monotonic() - began) < LEAST_SECONDS:
         stopped = "expired"
     if not stopped and code == contract.Exit.PREEMPTED:  # Slurm's own signal reached the nodes
         stopped = "interrupted"
-    return code, "cancelled" if (folder / "cancel").exists() and code else stopped
+    return code, "cancelled" if (folder / "cancel").exists() else stopped
 
 
 def stop_reason(folder: Path, signals: list[int], is_expired: bool) -> str:
@@ -378,8 +476,15 @@ def cluster_spec(text: str, index: int) -> str:
 def slurm_state(number: int) -> str:
     """Return a job's state in Slurm; empty if it does not answer."""
     with suppress(SlurmError, subprocess.TimeoutExpired):
-        return slurm("squeue", "--noheader", f"--jobs={number}", "--format=%T").strip()
+        return slurm("squeue", "--noheader", "--all", f"--jobs={number}", "--format=%T").strip()
     return ""
+
+
+def recorded_at(folder: Path) -> float:
+    """Return when the final state of a job was recorded that never started; now if it is not."""
+    with suppress(OSError):
+        return (folder / "slurm.json").stat().st_mtime
+    return time.time()
 
 
 def read_starts(folder: Path) -> list[dict[str, float]]:
@@ -391,6 +496,7 @@ def read_starts(folder: Path) -> list[dict[str, float]]:
 
 
 def write_starts(folder: Path, starts: list[dict[str, float]]) -> None:
-    """Write starts.json, whole."""
-    (folder / ".starts").write_text(json.dumps(starts), encoding="utf-8")
-    (folder / ".starts").rename(folder / "starts.json")
+    """Write starts.json, whole. A full disk does not end the run."""
+    with suppress(OSError):
+        (folder / ".starts").write_text(json.dumps(starts), encoding="utf-8")
+        (folder / ".starts").rename(folder / "starts.json")
