@@ -154,10 +154,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature(
         "samples of evaluations",
         "`eval: {samples: N}`",
-        (
-            "trainer/test_samples.py::test_losses_are_the_same_bits_with_and_without",
-            "trainer/test_samples.py::test_compiled_code_is_not_compiled_again",
-        ),
+        ("trainer/test_samples.py::test_losses_are_the_same_bits_with_and_without",),
     ),
     Feature(
         "profile and verdict",

@@ -146,6 +146,8 @@ def test_a_job_that_slurm_interrupts_saves_and_is_queued_again(
     login: SshServer, cluster: SlurmCluster, undisturbed: Callable[[], dict[int, float]], cause: str
 ) -> None:
     slower()
+    with Path("job.yaml").open("a") as spec:
+        spec.write("    loader: {workers: 1}\n")  # Slurm's SIGTERM reaches its processes too
     client = started("slurm", "job.yaml", "--on", NAME, "--cpu", "--watch-for", "4m")
     until_true(lambda: trains(login), lambda: output(login))
     number = str(jobs_on(login)[0]["number"])
