@@ -291,7 +291,7 @@ def without_control_characters(text: str) -> str:
 def json_field(text: bytes, field: str) -> str:
     """Return one field of a JSON object as text; empty if it has none."""
     try:
-        found = json.loads(text)
+        data = json.loads(text)
     except ValueError:
         return ""
-    return str(found.get(field, "")) if isinstance(found, dict) else ""
+    return str(data.get(field, "")) if isinstance(data, dict) else ""

@@ -77,9 +77,11 @@ def read_results(storage: Storage | None) -> RunMetrics | None:
 
 
 def restarts(storage: Storage) -> int:
-    """Return how often the run's processes were restarted."""
+    """Return how often the nodes restarted the run's processes within its attempts."""
+    from launch_train import runfolder
     from launcher.gcp.storage import use_errors
-    from launcher.services.local.attempts import count_restarts as counted
 
     with use_errors():
-        return counted(storage)
+        names = storage.list(f"{runfolder.ATTEMPTS}/")
+        texts = (storage.read(name).strip() for name in names if name.endswith(".generation"))
+        return sum(int(text) for text in texts if text.isdigit())

@@ -80,7 +80,10 @@ def selftest(
         resources = items(kit, steps)
         check_cap(kit, resources, usd)
         known = known_values(kit)
-        check_folder()
+        try:
+            tempfile.TemporaryFile(dir=Path.cwd()).close()
+        except OSError as error:
+            raise UsageError(f"cannot write the bundle here: {error}", "cd to a writable folder.") from error
         confirm(kit, resources, yes)
         outcomes, path, is_clean = carried_out(kit, steps, known)
     if any(outcome.ok is False for outcome in outcomes) or not (path and is_clean):
@@ -235,15 +238,6 @@ def revision(root: Path) -> str:
         return ""
     at = commit(root)
     return at.revision if at else ""
-
-
-def check_folder() -> None:
-    """Check that the bundle can be written to the current folder. Raises UsageError."""
-    try:
-        with tempfile.TemporaryFile(dir=Path.cwd()):
-            pass
-    except OSError as error:
-        raise UsageError(f"cannot write the bundle here: {error}", "cd to a writable folder.") from error
 
 
 def known_values(kit: Kit) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.cli.ui.streams import say
 from launcher.errors import LaunchError
-from launcher.inputs.gather import project, project_of
+from launcher.inputs.gather import project
 from launcher.inputs.price_table import cache_folder
 from launcher.runs.cloud import CloudContext, open_cloud
 from launcher.spec.reader import read
@@ -46,14 +46,6 @@ def not_searched() -> Path:
     """Return the file with the last reason why the cloud was not searched; it is removed when the cloud answers."""
     folder = cache_folder(os.environ)
     return folder.with_name("not-searched") if folder else Path(os.devnull)
-
-
-def cloud_of_run(text: str) -> tuple[CloudContext, str]:
-    """Return the context to search for a run, and what to search for. A spec file stands for its name in its project,
-    which a launch.yaml beside it may set. Raises UsageError: no project is set; SpecError."""
-    if not is_spec_file(text):
-        return here(), text
-    return of_project(project_of(Path(text), "vertex")), run_name_of(text)
 
 
 def run_name_of(text: str) -> str:

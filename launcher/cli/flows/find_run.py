@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from launch_train.common.storage import Storage
-from launcher.cli.flows.cloud import cloud_of_run, here, is_spec_file, not_searched, run_name_of, say_not_searched
+from launcher.cli.flows.cloud import here, is_spec_file, not_searched, of_project, run_name_of, say_not_searched
 from launcher.errors import LaunchError, NotAuthorised, UnreachableError, UsageError
+from launcher.inputs.gather import project_of
 from launcher.inputs.gcloud_config import setting
 from launcher.jobs.job import RUN_ID
 from launcher.runs.find import (
@@ -143,8 +144,8 @@ def only_run(text: str, regions: Sequence[str] | None, last: bool | None) -> Fou
     if not runs_here or spec or setting("core/project", os.environ):  # a spec's launch.yaml may set a project
         cloud = None
         try:
-            cloud, searched_text = cloud_of_run(text)
-            there = look_up(cloud, searched_text, searched(regions))
+            cloud = of_project(project_of(Path(text), "vertex")) if spec else here()
+            there = look_up(cloud, name, searched(regions))
         except (UsageError, NotAuthorised, UnreachableError) as error:
             if not runs_here and isinstance(error, NotAuthorised | UnreachableError):
                 problem = f"no run {text} in ./{RUNS}, and the cloud was not searched: {error.problem}"
@@ -187,9 +188,9 @@ def ambiguous_run(text: str, here: Sequence[FoundRun], there: Sequence[FoundRun]
     lines = []
     for run in here[:SHOWN]:
         lines.append((repeated(text, run.job.handle), f"{run.job.state} on this machine"))
-    for found in there[:SHOWN]:
-        words = (found.id, "--region", found.job.region) if found.id in ids or found.id == text else (found.id,)
-        lines.append((repeated(text, *words), f"{found.job.state} in {found.job.place}"))
+    for run in there[:SHOWN]:
+        words = (run.id, "--region", run.job.region) if run.id in ids or run.id == text else (run.id,)
+        lines.append((repeated(text, *words), f"{run.job.state} in {run.job.place}"))
     count = len(here) + len(there)
     more = [f"… and {count - len(lines)} more"] if count > len(lines) else []
     if can_take_last:

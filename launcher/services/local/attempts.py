@@ -70,13 +70,6 @@ def attempt_numbers(storage: Storage) -> list[int]:
     return sorted({int(lock[1]) for name in names if (lock := runfolder.ATTEMPT_LOCK.match(name))})
 
 
-def count_restarts(storage: Storage) -> int:
-    """Return how often the nodes restarted the run's processes within its attempts."""
-    names = storage.list(f"{runfolder.ATTEMPTS}/")
-    texts = (storage.read(name).strip() for name in names if name.endswith(".generation"))
-    return sum(int(text) for text in texts if text.isdigit())
-
-
 def read_facts(storage: Storage, attempt: int) -> Mapping[str, Any]:
     """Return the content of an attempt's lock; empty if it is missing or malformed."""
     try:

@@ -80,8 +80,13 @@ class Report(NamedTuple):
 
 def judge(ranks: Sequence[Measured], requested: Mapping[str, float | None]) -> list[BenchFinding]:
     """Return all findings, the worst first. `requested`: the request's peaks, which precede the table's."""
+    unmeasured = (  # faults on a GPU, except the DataLoader, which runs on the host
+        BenchFinding(rank.on_gpu and part != "loader", f"{rank.title}: {part} could not be measured: {why}")
+        for rank in ranks
+        for part, why in rank.troubles
+    )
     findings = (
-        *_unmeasured(ranks),
+        *unmeasured,
         *_below_peak(ranks, requested),
         *_behind_others(ranks),
         *_small_speed_ups(ranks),
@@ -117,13 +122,6 @@ def pcie_gbs(generation: int, lanes: int) -> float:
     """
     rate = {1: 2.5 * 0.8, 2: 5 * 0.8}.get(generation, 2.0**generation * 128 / 130)
     return rate * lanes / 8
-
-
-def _unmeasured(ranks: Sequence[Measured]) -> Iterator[BenchFinding]:
-    """Yield parts that could not be measured: faults on a GPU, except the DataLoader, which runs on the host."""
-    for rank in ranks:
-        for part, why in rank.troubles:
-            yield BenchFinding(rank.on_gpu and part != "loader", f"{rank.title}: {part} could not be measured: {why}")
 
 
 def _below_peak(ranks: Sequence[Measured], requested: Mapping[str, float | None]) -> Iterator[BenchFinding]:

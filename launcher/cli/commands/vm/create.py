@@ -105,7 +105,10 @@ def vm(
     for_runs = {"--resume": resume, "--new": new, "--watch-for": watch_for, "--run-id": flags.run_id}
     if preflight:
         refuse_with("--preflight", {"--no-preflight": no_preflight, "--dry-run": dry_run, "--resume": resume})
-    check_vm_flags(run, for_runs, {"--lease": lease, "--idle-stop": idle_stop})
+    if not run and (flag := first_given(for_runs)):
+        raise UsageError(f"{flag} requires --run", "Add --run: launch vm SPEC --run …")
+    if run and (flag := first_given({"--lease": lease, "--idle-stop": idle_stop})):
+        raise UsageError(f"{flag} cannot be combined with --run", "To limit the time of a run, use --hours.")
     flags, own = for_vm(flags, run=run, lease=lease, idle_stop=idle_stop, external_ip=external_ip, family=image_family)
     inputs = partial(gather, "vm", training=run, more=own, allow_default_account=allow_default_service_account)
     if preflight:
@@ -142,14 +145,6 @@ def vm(
             limited=is_limited(gathered),
             yes=yes,
         )
-
-
-def check_vm_flags(run: bool, for_runs: Mapping[str, object], for_workstations: Mapping[str, object]) -> None:
-    """Check that no flag is for the other kind of VM. Raises UsageError."""
-    if not run and (flag := first_given(for_runs)):
-        raise UsageError(f"{flag} requires --run", "Add --run: launch vm SPEC --run …")
-    if run and (flag := first_given(for_workstations)):
-        raise UsageError(f"{flag} cannot be combined with --run", "To limit the time of a run, use --hours.")
 
 
 def first_given(flags: Mapping[str, object]) -> str:
