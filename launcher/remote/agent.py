@@ -35,13 +35,14 @@ class Agent:
     def call(self, operation: str, request: Any = None, *, seconds: float = 60.0) -> Any:
         """Carry out an operation of launch_train.host and return its answer."""
         body = json.dumps(request or {}).encode()
-        try:
-            output = self.connection.run(script(operation), stdin=body, seconds=seconds)
-        except CommandFailed as error:
-            if error.code != NO_TRAINER:
-                raise self.explained(error) from error
-            self.send_trainer()
-            output = self.connection.run(script(operation), stdin=body, seconds=seconds)
+        for is_sent in (False, True):
+            try:
+                output = self.connection.run(script(operation), stdin=body, seconds=seconds)
+                break
+            except CommandFailed as error:
+                if error.code != NO_TRAINER or is_sent:
+                    raise self.explained(error) from error
+                self.send_trainer()
         _, mark, answer = output.partition(MARK)
         if not mark:
             raise UnreachableError(f"{self.connection.host.name} ended without an answer", "Try again in a moment.")

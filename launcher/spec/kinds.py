@@ -35,7 +35,7 @@ SbatchOption = Annotated[
     str,
     matching(
         r"^--(?!(job-name|dependency|requeue|no-requeue|open-mode|signal|nodes|ntasks|gpus|gres|time|output|error|comment"
-        r"|chdir|array|wrap|export|partition|account)\b)[a-z][a-z-]*(=[^\s'\"\\]+)?$",
+        r"|chdir|array|wrap|export|partition|account|clusters|test-only|wait|parsable)\b)[a-z][a-z-]*(=[^\s'\"\\]+)?$",
         "a long option of sbatch without spaces, such as --qos=long, that launch does not set itself",
     ),
 ]

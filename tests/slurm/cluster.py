@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -34,7 +35,7 @@ AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
 CredType=cred/munge
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
+SlurmdSpoolDir={spool}/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 ProctrackType=proctrack/linuxproc
@@ -127,7 +128,9 @@ def a_cluster(folder: Path, *, more: str = "") -> Iterator[SlurmCluster]:
     cluster = SlurmCluster(folder)
     ports = [free_port() for _ in range(2)]
     first = first_of_two_free_ports()
+    spool = Path(tempfile.mkdtemp(prefix="slurm-"))  # the path of a socket there has at most 107 characters
     settings = SETTINGS.format(
+        spool=spool,
         host=socket.gethostname().partition(".")[0],
         port=ports[0],
         folder=folder,
@@ -159,6 +162,7 @@ def a_cluster(folder: Path, *, more: str = "") -> Iterator[SlurmCluster]:
         yield cluster
     finally:
         cluster.stop()
+        shutil.rmtree(spool, ignore_errors=True)
 
 
 def idle_nodes(cluster: SlurmCluster) -> int:

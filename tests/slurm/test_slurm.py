@@ -90,6 +90,7 @@ def output(login: SshServer) -> str:
 
 def lines_of_launch(text: str) -> list[str]:
     """Return what launch itself printed, without its numbers."""
+    text = text.replace(" is PENDING on ", " is RUNNING on ")  # by then it may have begun
     return [line for line in likeness(text) if not line.startswith("[")]
 
 

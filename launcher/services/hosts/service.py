@@ -160,6 +160,7 @@ REASONS: Final = {
     "PartitionNodeLimit": "it asks for more nodes than the partition has",
     "JobHeldUser": "it is held: scontrol release JOB",
     "JobHeldAdmin": "an administrator holds it",
+    "launch failed requeued held": "a compute node could not start it: scontrol release JOB",
     "ReqNodeNotAvail": "its nodes are down, drained or reserved",
 }
 """Why a job waits (squeue(1), JOB REASON CODES)."""

@@ -45,6 +45,8 @@ from launch_train.host.job import (
 
 POLL_SECONDS: Final = 0.5
 COMMAND_SECONDS: Final = 50.0
+REQUEUE_SECONDS: Final = 30.0
+"""Within this time Slurm stops the batch script of a job that it queues again."""
 LEAST_SECONDS: Final = 60.0
 """Time of the run below which a requeue isn't worth it."""
 FIRST_PORT, PORTS = 20000, 12000
@@ -52,13 +54,13 @@ FIRST_PORT, PORTS = 20000, 12000
 KEPT: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TMPDIR", "SLURM_JOB_ID")
 FABRIC: Final = ("NCCL_", "FI_", "UCX_", "GLOO_")
 """Beginnings of the variables by which a cluster sets its network; a job's own win."""
-ACTIVE: Final = frozenset(
+ENDED: Final = frozenset(
     {
-        *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED", "STOPPED", "RESIZING"),
-        *("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "SIGNALING", "POWER_UP_NODE"),
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+        *("REVOKED", "TIMEOUT", "UNKNOWN"),
     }
 )
-"""States of a Slurm job that has not ended (squeue(1), JOB STATE CODES)."""
+"""Final states of a Slurm job (squeue(1), JOB STATE CODES), and launch's own for a job that Slurm does not know."""
 WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 HELD: Final = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 """States that wait and that `scancel --state=PENDING` leaves."""
@@ -252,7 +254,7 @@ def add_states(root: Path, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         with suppress(OSError, ValueError):  # it may have ended since it was described
             job["end"] = json.loads((folder / "end.json").read_bytes())
         job |= {
-            "running": state in ACTIVE,
+            "running": state not in ENDED,
             "slurm": state,
             "number": recorded(folder),
             "reason": reason if state in WAITING else "",
@@ -295,7 +297,7 @@ def slurm_states(root: Path, jobs: Iterable[Mapping[str, Any]]) -> dict[str, tup
     for number, job_id in asked.items():
         state, reason = answers.get(number) or (accounted_state(number), "")
         states[job_id] = state, reason
-        if state not in ACTIVE and state != "UNKNOWN":
+        if state in ENDED - {"UNKNOWN"}:
             path = root / "jobs" / job_id / "slurm.json"
             written = path.with_name(f".slurm-{os.uname().nodename}-{os.getpid()}")
             written.write_text(json.dumps({"number": number, "state": state}), encoding="utf-8")
@@ -347,8 +349,13 @@ def run_batch(root: Path, name: str) -> int:
     code, stopped = 0, "cancelled"
     if not (folder / "cancel").exists():
         code, stopped = run_nodes(folder, job, signals, [*starts, {"begin": time.time(), "seen": 0.0}], seconds)
+    signals.clear()
     if stopped == "interrupted" and code in STOPPED_CODES and is_requeued(number):
-        return code  # without an end: Slurm starts the job again
+        # Without an end: Slurm starts the job again. A batch script that exits before Slurm stops it has failed.
+        until = time.monotonic() + REQUEUE_SECONDS
+        while signal.SIGTERM not in signals and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+        return 0
     end = {"code": code, "stopped": stopped, "time": time.time(), "problem": ""}
     if code and not stopped and not any((root / "work").glob(f"{name}-*")):  # no node has begun
         with suppress(OSError):
