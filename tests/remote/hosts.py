@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -63,6 +64,18 @@ def a_host(
         connection.Connection(connection.Host(NAME)).close()
         connection.sockets.cache_clear()
         connection.connect_to.cache_clear()
+
+
+def launch(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of launch to its end."""
+    argv = [sys.executable, "-m", "launcher", *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=240)
+
+
+def started(*words: str) -> subprocess.Popen[str]:
+    """Start a command of launch."""
+    argv = [sys.executable, "-m", "launcher", *words]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def host_request(code: str, **more: Any) -> dict[str, Any]:

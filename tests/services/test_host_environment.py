@@ -34,8 +34,8 @@ from launcher.services.hosts.environment import (
     provide_python,
 )
 from tests.command import ROOT
-from tests.remote.hosts import NAME, a_host
-from tests.services.test_on_host import launch, wait_until
+from tests.remote.hosts import NAME, a_host, launch
+from tests.services.test_on_host import wait_until
 from tests.ssh.server import SshServer
 
 SPEC = """

@@ -15,8 +15,8 @@ from launch_train.host.job import is_locked
 from launcher.errors import LaunchError
 from launcher.services.hosts.service import read_secrets_here
 from launcher.testing.googlecloud import GoogleCloud
-from tests.remote.hosts import NAME, a_host
-from tests.services.test_on_host import launch, wait_until
+from tests.remote.hosts import NAME, a_host, launch
+from tests.services.test_on_host import wait_until
 from tests.ssh.server import SshServer
 
 STORED, EXPORTED = "canary-stored-5b1f", "canary-exported-9c2e"

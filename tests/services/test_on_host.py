@@ -27,7 +27,7 @@ from launcher.runs.on_host import host_and_run
 from launcher.services.hosts.arrival import check_free_gpus
 from launcher.services.hosts.service import OnHost
 from tests.plan.planning import planned
-from tests.remote.hosts import NAME, a_host, host_request
+from tests.remote.hosts import NAME, a_host, host_request, launch, started
 from tests.ssh.server import SshServer
 
 SPEC = """
@@ -67,16 +67,6 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Pa
         return folder / "job.yaml"
 
     return write
-
-
-def launch(*words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "launcher", *words]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=180)
-
-
-def started(*words: str) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "launcher", *words]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def reach(name: str, *, accept_host_key: bool = False) -> None:

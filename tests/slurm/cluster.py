@@ -76,8 +76,13 @@ class SlurmCluster:
         """Start one of its daemons."""
         env = {**os.environ, **self.env}
         with (self.folder / f"{Path(argv[0]).name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
+            process = subprocess.Popen(  # it ends with the tests, also if these are killed
+                ("setpriv", "--pdeathsig", "TERM", *argv),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env,
+                start_new_session=True,
             )
         self._processes.append(process)
         return process

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.remote.hosts import NAME
+from tests.remote.hosts import NAME, launch
 from tests.slurm.cluster import SlurmCluster, until_true
 from tests.slurm.recipe import losses
-from tests.slurm.test_slurm import cluster, jobs_on, launch, login, output, slower, trains, undisturbed
+from tests.slurm.test_slurm import cluster, jobs_on, login, output, slower, trains, undisturbed
 from tests.ssh.server import SshServer
 
 __all__ = ["cluster", "login", "undisturbed"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.recipe import likeness, steps
-from tests.remote.hosts import NAME, a_host
+from tests.remote.hosts import NAME, a_host, launch, started
 from tests.slurm import recipe
 from tests.slurm.cluster import SlurmCluster, a_cluster, until_true
 from tests.slurm.recipe import losses
@@ -51,16 +51,6 @@ def login(cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with a_host(tmp_path, monkeypatch, python=sys.executable) as server:
         cluster.let_in(server)
         yield server
-
-
-def launch(*words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "launcher", *words]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=240)
-
-
-def started(*words: str) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "launcher", *words]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for_text(client: subprocess.Popen[str], text: str) -> str:
@@ -147,8 +137,6 @@ def test_a_job_that_slurm_interrupts_saves_and_is_queued_again(
     login: SshServer, cluster: SlurmCluster, undisturbed: Callable[[], dict[int, float]], cause: str
 ) -> None:
     slower()
-    with Path("job.yaml").open("a") as spec:
-        spec.write("    loader: {workers: 1}\n")  # Slurm's SIGTERM reaches its processes too
     client = started("slurm", "job.yaml", "--on", NAME, "--cpu", "--watch-for", "4m")
     until_true(lambda: trains(login), lambda: output(login))
     number = str(jobs_on(login)[0]["number"])
@@ -264,6 +252,15 @@ def test_the_cluster_says_when_a_job_would_start(login: SshServer) -> None:
     assert asked.returncode == 0, asked.stderr
     assert "to start at" in asked.stdout
     assert not list(login.home.glob("launch/jobs/*"))
+
+
+def test_a_slurm_that_does_not_answer_is_said_before_anything_is_sent(login: SshServer) -> None:
+    login.program("sinfo", "echo 'fatal: could not establish a configuration source' >&2; exit 1")
+    refused = launch("slurm", "job.yaml", "--on", NAME, "--cpu")
+    assert refused.returncode == 1
+    assert "Slurm does not answer: fatal: could not establish a configuration source" in refused.stderr
+    assert "--on LOGIN" in refused.stderr
+    assert not [*login.home.glob("launch/jobs/*"), *login.home.glob("launch/code/*")]
 
 
 def test_a_login_node_without_slurm_says_so(login: SshServer) -> None:

@@ -14,7 +14,7 @@ from launcher.spec.reader import Override
 
 
 class ScriptOutput(StrEnum):
-    """What the command prints; `sh` is the batch script."""
+    """What a dry run prints; `sh`: the batch script alone."""
 
     text = "text"
     json = "json"

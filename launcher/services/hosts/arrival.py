@@ -33,7 +33,11 @@ def prepare_host(plan: Plan, inputs: Inputs, connection: Connection, say: Callab
     agent, name, source = Agent(connection), connection.host.name, inputs.source
     request = plan.attempts[0].request
     candidates = [request["python"]] if request["python"] else PYTHONS
-    facts = agent.call("describe", {"pythons": candidates, "probe": PROBE_ARGV})
+    facts = agent.call("describe", {"pythons": candidates, "probe": PROBE_ARGV, "slurm": plan.is_slurm})
+    if facts["slurm_problem"]:
+        raise LaunchError(
+            f"{name}: Slurm does not answer: {facts['slurm_problem']}", "Name the cluster's login node: --on LOGIN"
+        )
     if not plan.is_slurm:
         check_free_gpus(facts["gpus"], str(facts["gpu_problem"]), plan.machine.gpus, name)
     if facts["free_gb"] < LEAST_GB:

@@ -205,10 +205,9 @@ def _unchanged(batch: Any) -> Any:
 
 
 def leave_with_rank(_worker: int = 0) -> None:
-    """Initialise a worker process: leave the rank's process group, ignore signals that the rank handles (Slurm and
-    systemd send theirs to every process of a job), and exit when the rank exits."""
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.SIG_IGN)
+    """Initialise a worker process: leave the rank's process group, ignore Ctrl-C, which the rank handles, and exit when
+    the rank exits."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError):
         os.setpgid(0, 0)
 

@@ -62,6 +62,7 @@ def answer_to(operation: str, request: dict[str, Any], root: Path) -> Any:
         case "describe":
             answer = machine.describe_machine(root)
             answer["environments"] = environment.complete_environments(root)
+            answer["slurm_problem"] = slurm.problem_of_slurm() if request.get("slurm") else ""
             answer["pythons"] = environment.probe_pythons(request.get("pythons", ()), request.get("probe", []))
     return answer
 

@@ -10,13 +10,13 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 
+from launch_train.common.scratch import temporary_folder
 from launch_train.host.job import RefusedError
 
 COMPLETE: Final = "launch.json"
@@ -115,7 +115,7 @@ def install_packages(venv: Path, request: Mapping[str, Any]) -> None:
     env = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_PROGRESS_BAR": "off", "PIP_NO_INPUT": "1", **secrets}
     env |= {"PYTHON": str(request["python"]), "VENV": str(venv)}
     log = Path(f"{venv}.log")
-    with tempfile.TemporaryDirectory(prefix="launch-") as folder:
+    with temporary_folder("environment") as folder:
         for name, text in request["files"].items():
             Path(folder, name).write_text(text, encoding="utf-8")
         if failure := run_script(str(request["script"]), Path(folder), env, log, [*secrets.values()]):

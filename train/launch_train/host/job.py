@@ -258,7 +258,7 @@ def job_environment(
 
 
 def make_workdir(root: Path, job: Mapping[str, Any], name: str) -> Path:
-    """Copy the job's code to a fresh folder <root>/work/`name`, as a container has it, and return that."""
+    """Copy the job's code to a fresh folder `name` below the root's `work`, as a container has it; return that."""
     place = root / "work" / name
     shutil.rmtree(place, ignore_errors=True)
     try:

@@ -136,6 +136,15 @@ def slurm(*argv: str, check: bool = True, seconds: float = COMMAND_SECONDS) -> s
     return answered(ran.stdout)
 
 
+def problem_of_slurm() -> str:
+    """Return why Slurm takes no job here now; empty: it answers."""
+    try:
+        slurm("sinfo", "--noheader", "--summarize", seconds=TOLD_SECONDS)
+    except (SlurmError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return ""
+
+
 def is_told(*argv: str) -> bool:
     """Run a command of Slurm and return whether Slurm has taken it."""
     with suppress(SlurmError, subprocess.TimeoutExpired):
@@ -467,7 +476,7 @@ def run_node(root: Path, name: str) -> None:
     os.umask(0o022)
     sys.stdout.flush()
     program = shutil.which(argv[0], path=env["PATH"]) or argv[0]
-    os.execve(program, argv, env)  # noqa: S606
+    os.execve(program, argv, env)  # noqa: S606 - the job is the user's own program
 
 
 def cluster_spec(text: str, index: int) -> str:
