@@ -69,7 +69,7 @@ ERRORS: Final[tuple[tuple[str, type[LaunchError], str, str], ...]] = (
 """The beginning of a line that ssh or `colab` 0.7.5 prints, and the error: its class, the problem and what to do."""
 
 
-def options(session: str, log: Path) -> dict[str, str]:
+def ssh_options(session: str, log: Path) -> dict[str, str]:
     """Return ssh's options for a session. `log`: the file for the errors of `colab`.
 
     As in Google's own `colab ssh`, the host key is not checked: each runtime has a new one, and the WebSocket's TLS and

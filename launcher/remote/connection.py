@@ -131,7 +131,7 @@ class Connection:
             "ControlPersist": str(PERSIST_SECONDS),
         }
         if session := self.host.session:
-            options |= colab.options(session, colab_log(session))
+            options |= colab.ssh_options(session, colab_log(session))
         encoded = base64.b64encode(f"umask 077; printf '\\002launch\\002\\n'\n{script}".encode()).decode()
         command = f"sh -c 'eval \"$(echo {encoded} | base64 -d)\"'"
         if self.host.name == THIS_MACHINE:

@@ -21,7 +21,7 @@ from launcher.gcp.storage import open_folder, use_errors
 from launcher.jobs.job import RESOURCE, RUN_ID, RUN_LABEL, Job
 from launcher.remote.connection import connect_to
 from launcher.runs.context import ENGINE, LocalContext, RunContext
-from launcher.runs.on_host import HostContext, host_and_run, remember, remembered
+from launcher.runs.on_host import HostContext, host_and_run, remember, remembered_hosts
 from launcher.services import request
 from launcher.services.local.run_folder_job import HIDDEN, is_run_folder, read_job, shown
 from launcher.text import did_you_mean, near
@@ -87,7 +87,7 @@ def exact_run(text: str) -> FoundRun | None:
         if is_run_folder(path) and (run := local_run(path.resolve())):
             to = "" if "/" in text else moved_to(path)  # a path means this folder, wherever its run is
             return (host_run(*place) if (place := host_and_run(to)) else exact_run(to) if to else None) or run
-    if host := remembered(lambda run: run == text).get(text):
+    if host := remembered_hosts(lambda run: run == text).get(text):
         try:
             return host_run(host, text)
         except NoSuchRun as error:
@@ -167,7 +167,7 @@ def named_runs(name: str) -> tuple[FoundRun, ...]:
     folders = (folder for folder in run_folders(Path(RUNS)) if is_named(folder.name, name))
     here = tuple(run for folder in folders if (run := local_run(folder)))
     there, errors = [], []
-    for known, host in remembered(lambda run: is_named(run, name)).items():
+    for known, host in remembered_hosts(lambda run: is_named(run, name)).items():
         try:
             there.append(host_run(host, known))
         except LaunchError as error:  # a host that is gone must not hide the others

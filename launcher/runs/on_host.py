@@ -84,7 +84,7 @@ def remember(run: str, host: str | None) -> None:
     (host_records() / run).write_text(f"{host}\n", encoding="utf-8")
 
 
-def remembered(is_wanted: Callable[[str], bool], since: float = 0.0) -> dict[str, str]:
+def remembered_hosts(is_wanted: Callable[[str], bool], since: float = 0.0) -> dict[str, str]:
     """Return the hosts of the runs whose ID is wanted, by ID, the newest first. `since`: remembered after this time."""
     try:
         paths = sorted(host_records().iterdir(), key=lambda path: -path.stat().st_mtime)

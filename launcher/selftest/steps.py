@@ -309,7 +309,7 @@ def items(kit: Kit, steps: Sequence[Step]) -> list[Item]:
 
 def step_item(kit: Kit, step: Step) -> Item:
     """Return the job or VM of a step, priced by the dry run of its command. Raises LaunchError."""
-    ran = kit.launch(*creation(kit, step), "--dry-run")
+    ran = kit.launch(*create_command(kit, step), "--dry-run")
     if ran.code:
         raise PlanRefused(ran.problem)
     plan = ran.data
@@ -351,14 +351,14 @@ def run_steps(kit: Kit, steps: Sequence[Step], outcomes: list[Outcome], begins: 
             continue
         begins(step)
         began = kit.clock.now()
-        ok, text = tried(kit, step)
+        ok, text = run_step(kit, step)
         seconds = kit.clock.now() - began
         outcomes.append(Outcome(step.name, ok, step.target, seconds, "" if ok else text, text if ok else ""))
         if not ok:
             clean(kit, kit.name(step.name), machines_only=True)
 
 
-def tried(kit: Kit, step: Step) -> tuple[bool | None, str]:
+def run_step(kit: Kit, step: Step) -> tuple[bool | None, str]:
     """Return whether a step passed, and the finding or the reason. An unexpected exception counts as a failure."""
     try:
         findings = [step.prepare(kit), *(run_command(kit, step, command) for command in step.commands)]
@@ -377,7 +377,7 @@ def run_command(kit: Kit, step: Step, command: Command) -> str:
     """Run a command until it ends as expected, and return that end. Raises NoCapacity; LaunchError: it does not."""
     until = kit.clock.now() + command.seconds
     while True:
-        argv = filled(kit, step, command.line)
+        argv = command_words(kit, step, command.line)
         ran = at_once(kit, argv, command.processes) if command.processes else [kit.launch(*argv)]
         # `launch doctor` fails if anything is missing that a user needs; `has_project` says what the selftest needs.
         printed = [(each if argv[0] == "doctor" else each.checked()).data for each in ran]
@@ -412,12 +412,12 @@ def at_once(kit: Kit, argv: Sequence[str], count: int) -> list[Ran]:
     return [Ran(tuple(argv), process.returncode, out, err) for process, out, err in ended]
 
 
-def creation(kit: Kit, step: Step) -> list[str]:
+def create_command(kit: Kit, step: Step) -> list[str]:
     """Return the command that creates a step's job or VM, watched to its end."""
-    return [word for word in filled(kit, step, step.commands[0].line) if word != "--detach"]
+    return [word for word in command_words(kit, step, step.commands[0].line) if word != "--detach"]
 
 
-def filled(kit: Kit, step: Step, line: str) -> list[str]:
+def command_words(kit: Kit, step: Step, line: str) -> list[str]:
     """Return the arguments of a command, and write the spec that it reads."""
     words = {**kit.notes, "prefix": kit.prefix, "name": kit.name(step.name), "region": kit.region}
     if "{spec}" in line:

@@ -14,7 +14,7 @@ from launcher.images.artifact_registry import create
 from launcher.selftest import steps
 from launcher.selftest.cleanup import clean
 from launcher.selftest.kit import LABEL, Kit
-from launcher.selftest.steps import BY_NAME, creation
+from launcher.selftest.steps import BY_NAME, create_command
 from launcher.testing.googlecloud import Bucket, Fault, Status
 from launcher.testing.googlecloud.images.artifact_registry import RepositoryRecord
 from launcher.testing.googlecloud.images.cloud_build import Outcome
@@ -95,8 +95,8 @@ def test_a_killed_one_leaves_nothing_that_clean_does_not_find(world: World) -> N
     world.env["CLOUDSDK_COMPUTE_REGION"] = "us-east4"  # where gcloud's default region is doesn't matter
     with world.kit() as kit:
         for step in ("cpu", "gpu"):
-            kit.launch(*creation(kit, BY_NAME[step]), "--detach").checked()
-        kit.launch(*creation(kit, BY_NAME["spot-vm"]), "--detach").checked()
+            kit.launch(*create_command(kit, BY_NAME[step]), "--detach").checked()
+        kit.launch(*create_command(kit, BY_NAME["spot-vm"]), "--detach").checked()
         begin_build(world, kit.prefix)
         create(kit.images if not kit.repository else images(kit), kit.environ, kit.clock, {LABEL: kit.id})
     assert len(world.left()) > 6
@@ -126,7 +126,7 @@ def test_one_that_cannot_be_removed_keeps_no_other_of_its_kind(world: World) -> 
     world.cloud.builds.play = lambda *_: Outcome((), 1e6)
     with world.kit() as kit:
         for step in ("cpu", "once", "preempt"):
-            kit.launch(*creation(kit, BY_NAME[step]), "--detach").checked()
+            kit.launch(*create_command(kit, BY_NAME[step]), "--detach").checked()
         for name in ("a", "b", "c"):
             labels = {LABEL: kit.id, "launch-run": kit.name(name)}
             world.cloud.compute.put(body(kit.name(name), "us-central1-a", labels=labels))
@@ -163,7 +163,7 @@ def test_a_region_that_cannot_be_read_is_told(world: World) -> None:
     """There may be a job in it; those in others are removed all the same."""
     world.lives["cpu"] = RUNS
     with world.kit() as kit:
-        kit.launch(*creation(kit, BY_NAME["cpu"]), "--detach").checked()
+        kit.launch(*create_command(kit, BY_NAME["cpu"]), "--detach").checked()
     name = "aiplatform.projects.locations.customJobs.list"
     world.cloud.faults.add(Fault(name, Status(403), name="us-east4", times=None))
     ran = world.launch("--clean")
@@ -184,7 +184,7 @@ def test_after_a_failed_step_its_job_alone_is_removed(world: World) -> None:
     world.lives = {"cpu": RUNS, "once": RUNS}
     with world.kit() as kit:
         for step in ("cpu", "once"):
-            kit.launch(*creation(kit, BY_NAME[step]), "--detach").checked()
+            kit.launch(*create_command(kit, BY_NAME[step]), "--detach").checked()
         assert len(clean(kit, kit.name("cpu"), machines_only=True).removed) == 1
         assert len(world.left()) == 2  # the other's job, and the bucket
 

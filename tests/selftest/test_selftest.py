@@ -16,7 +16,7 @@ from launcher.cli.commands.selftest import revision
 from launcher.errors import PlanRefused
 from launcher.selftest import steps
 from launcher.selftest.kit import Ran
-from launcher.selftest.steps import ALL, BY_NAME, creation
+from launcher.selftest.steps import ALL, BY_NAME, create_command
 from launcher.testing.googlecloud import Fault, Status
 from tests.cli.vms import Person
 from tests.selftest.world import World
@@ -84,7 +84,7 @@ def test_the_bound_counts_every_restart(world: World) -> None:
     with world.kit(bucket=False, image=False) as kit:
         for step in ALL:
             if step.spec and step.target != "project":
-                limits = kit.launch(*creation(kit, step), "--dry-run").checked().data["limits"]
+                limits = kit.launch(*create_command(kit, step), "--dry-run").checked().data["limits"]
                 assert limits["restarts"] == 0, step.name
                 assert steps.step_item(kit, step).usd == limits["usd_hard_bound"], step.name
         assert steps.total(steps.items(kit, ALL)) <= 5.0

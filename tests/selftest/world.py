@@ -24,7 +24,7 @@ from launcher.clock import Clock
 from launcher.images.registry import parse
 from launcher.jobs.vm import of_instance
 from launcher.selftest.kit import LABEL, PREFIX, Kit
-from launcher.selftest.steps import BY_NAME, creation
+from launcher.selftest.steps import BY_NAME, create_command
 from launcher.testing.googlecloud import Bucket, FakeClock, GoogleCloud, Stage
 from launcher.testing.googlecloud.compute.vms import Vm
 from launcher.testing.googlecloud.images.cloud_build import Outcome, played
@@ -93,9 +93,8 @@ class World:
             if bucket:
                 self.cloud.objects.add(kit.prefix, Bucket(kit.prefix, labels={LABEL: kit.id}))
             if image:
-                self.push(
-                    kit.launch(*creation(kit, BY_NAME["gpu"]), "--dry-run").checked().data["image"]["dependencies"]
-                )
+                planned = kit.launch(*create_command(kit, BY_NAME["gpu"]), "--dry-run").checked().data
+                self.push(planned["image"]["dependencies"])
             yield kit
 
     def left(self) -> list[str]:

@@ -33,6 +33,28 @@ run:
 """
 
 
+LOADING = """
+import time
+import launch_train
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Data(Dataset):
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        time.sleep(0.1)
+        return torch.tensor(float(index))
+
+if __name__ == "__main__":
+    run = launch_train.init(seed=1)
+    run.state.update(model=torch.nn.Linear(1, 1))
+    values = iter(DataLoader(Data(), batch_size=1, num_workers=2))
+    for step in run.steps(150, minutes=60):
+        run.log(step, loss=float(next(values)))
+"""
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     with a_cluster(tmp_path_factory.mktemp("slurm") / "cluster") as cluster:
@@ -154,6 +176,21 @@ def test_a_job_that_slurm_interrupts_saves_and_is_queued_again(
     starts = json.loads((login.home / "launch" / "jobs" / job["id"] / "starts.json").read_bytes())
     assert len(starts) == 2
     assert losses(folder) == undisturbed()
+
+
+def test_a_script_with_loader_workers_loses_no_step_at_its_time_limit(login: SshServer, cluster: SlurmCluster) -> None:
+    Path("work.py").write_text(LOADING)
+    Path("job.yaml").write_text("name: loading\nmachine: {type: h100, gpus: 1}\nrun: {script: work.py}\n")
+    client = started("slurm", "job.yaml", "--on", NAME, "--cpu", "--watch-for", "4m")
+    until_true(lambda: trains(login), lambda: output(login))
+    (job,) = jobs_on(login)
+    cluster.run("scancel", "--batch", "--signal=USR1", str(job["number"]))
+    said = wait_for_text(client, "it was queued again after a preemption")
+    cluster.run("scontrol", "update", f"JobId={job['number']}", "StartTime=now")
+    _, errors = client.communicate(timeout=240)
+    assert client.returncode == 0, said + errors + output(login)
+    assert "no step lost" in " ".join(launch("status", job["run"]).stdout.split())
+    assert [*losses(login.home / "launch" / "runs" / job["run"])] == [*range(1, 151)]
 
 
 @pytest.mark.parametrize("way", ["launch cancel", "scancel"])

@@ -18,7 +18,7 @@ from launcher.errors import UsageError, refuse_with
 from launcher.jobs.job import SWEEP_LABEL
 from launcher.remote.connection import connect_to
 from launcher.runs.find import RUNS
-from launcher.runs.on_host import HostContext, remembered
+from launcher.runs.on_host import HostContext, remembered_hosts
 from launcher.runs.run_list import RunFilter, RunList, list_runs
 from launcher.text import did_you_mean, either, near
 
@@ -105,7 +105,7 @@ def show_runs(
     target = only_target(local, cloud, folder, regions)
     run_list = list_runs(here, wanted, target, folder or Path(RUNS), regions)
     show_list(run_list, wanted, output, everything=everything)
-    hosts = list(dict.fromkeys(remembered(lambda _run: True, since=time.time() - RECENT_SECONDS).values()))
+    hosts = list(dict.fromkeys(remembered_hosts(lambda _run: True, since=time.time() - RECENT_SECONDS).values()))
     if target is None and hosts:
         name = hosts[0] if len(hosts) == 1 else "HOST"
         say(f"not listed: runs on {', '.join(hosts[:SHOWN_HOSTS])} (launch runs --on {name})")

@@ -13,17 +13,18 @@ from launcher.cli.flows.launch import LaunchOptions, follow_driver
 from launcher.cli.options import Flags, Output, gather
 from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.plan_page import show_plan
-from launcher.errors import UsageError, refuse_with
+from launcher.errors import LaunchError, UsageError, refuse_with
 from launcher.inputs.gather import Inputs
 from launcher.inputs.planning import planned
 from launcher.plan.model import Plan
 from launcher.plan.on_host import on_host
 from launcher.plan.on_slurm import on_slurm
 from launcher.plan.placement import choose
+from launcher.remote.agent import Agent
 from launcher.remote.connection import THIS_MACHINE, Host, connect_to
 from launcher.runs.on_host import HostContext, remember
 from launcher.runs.submit import submission
-from launcher.services.hosts.arrival import prepare_host, test_script
+from launcher.services.hosts.arrival import prepare_host
 from launcher.services.hosts.environment import packages_of
 from launcher.spec.hosts_file import read_hosts
 from launcher.spec.reader import Override
@@ -107,7 +108,10 @@ def launch_on_host(
     context, printer = HostContext(connection=connection), EventPrinter(plan)
     connection.run("true")
     if options.test_only:
-        print(test_script(plan.attempts[0].request["script"], context.connection))
+        answer = Agent(connection).call("test", {"script": plan.attempts[0].request["script"]})
+        if "refused" in answer:
+            raise LaunchError(f"{host}: {answer['refused']}", answer["fix"])
+        print(answer["text"])
         return
     driver, watcher = submission(
         plan,

@@ -58,14 +58,6 @@ def prepare_host(plan: Plan, inputs: Inputs, connection: Connection, say: Callab
     return bound(replace(plan, attempts=(attempt,)))
 
 
-def test_script(script: str, connection: Connection) -> str:
-    """Return when and where the Slurm of a host would start a batch script now, in its words. Raises LaunchError."""
-    answer = Agent(connection).call("test", {"script": script})
-    if "refused" in answer:
-        raise LaunchError(f"{connection.host.name}: {answer['refused']}", answer["fix"])
-    return str(answer["text"])
-
-
 def check_free_gpus(devices: list[Mapping[str, Any]], problem: str, count: int, name: str) -> None:
     """Check that as many GPUs are free as the job needs. Raises NoCapacity; LaunchError: the host has too few."""
     if len(devices) < count:

@@ -136,7 +136,8 @@ def failure_on_host(data: Mapping[str, Any], host: str, stopped: str) -> Failure
     if not stopped and (problem := end.get("problem")):
         return Failure(code=INVALID, message=f"{host}: srun could not start the nodes: {problem}")
     if not stopped:
-        message = f"The replica workerpool0-0 exited with a non-zero status of {container_exit_code(end['code'])}."
+        code = 128 - end["code"] if end["code"] < 0 else end["code"]  # of a signal, as a container reports it
+        message = f"The replica workerpool0-0 exited with a non-zero status of {code}."
         return Failure(code=INVALID, message=message)
     if end is None and slurm == "FAILED" and not data.get("started"):
         needs = f"the home folder of the login node and {data['request']['python']}"
@@ -172,11 +173,6 @@ def queue_reason(reason: str) -> str:
     if "Limit" in name and name not in REASONS:
         return f"a limit of your account or its QOS is reached ({reason})"
     return f"{REASONS[name]} ({reason})" if name in REASONS else reason.removeprefix("None")
-
-
-def container_exit_code(code: int) -> int:
-    """Return the exit code of a process as a container reports it: 128 plus the signal that ended it."""
-    return 128 - code if code < 0 else code
 
 
 def read_secrets_here(env: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -161,7 +161,7 @@ def test_a_job_is_queued_again_although_slurm_is_away_at_first_and_the_disk_is_f
     once = f"[ -e {tmp_path}/refused ] || {{ touch {tmp_path}/refused; exit 1; }}"
     program(programs, "scontrol", f'[ "$1" = show ] && echo n1 && exit; {once}; touch {tmp_path}/requeued')
     program(programs, "srun", f"while ! [ -e {tmp_path}/told ]; do sleep 0.05; done; exit {code}")
-    monkeypatch.setattr(slurm, "TELL_SECONDS", 0.1)
+    monkeypatch.setattr(slurm, "RESEND_SECONDS", 0.1)
     monkeypatch.setattr(slurm, "stop_reason", lambda *_: "interrupted")
     (root / "jobs" / "id" / ".starts").mkdir()  # it can't be written
     assert batch(root, monkeypatch) == 0

@@ -65,11 +65,11 @@ WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD"
 HELD: Final = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 """States that wait and that `scancel --state=PENDING` leaves."""
 STOPPED_CODES: Final = frozenset({contract.Exit.PREEMPTED, 128 + signal.SIGTERM, 128 + signal.SIGKILL})
-"""How nodes end that were told to stop: after saving, or before there was anything to save."""
-TELL_SECONDS: Final = 3.0
-"""Pause before the nodes are told again: Slurm may not have taken it, and a node that is only starting ignores it."""
-TOLD_SECONDS: Final = 10.0
-"""Time for that: scancel tries for long while a job is completing."""
+"""Exit codes of nodes that were stopped: 75 after saving, 143 and 137 if there was nothing to save yet."""
+RESEND_SECONDS: Final = 3.0
+"""Pause before the signal to save is sent again: scancel may have failed, and a node that is starting ignores it."""
+SIGNAL_SECONDS: Final = 10.0
+"""Timeout of scancel, which retries for longer while a job is completing, and of sinfo."""
 REQUEUE_PAUSES: Final = (1.0, 3.0, 6.0)
 LOGIN_SCRIPT: Final = """unset ${!SQUEUE_@} ${!SCANCEL_@} ${!SACCT_@}; printf '\\002launch\\002\\n'; exec "$0" "$@\""""
 """Of a login shell: its profile may print a text, and set defaults of the user."""
@@ -110,8 +110,8 @@ def command_environment(program: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name in kept or not name.startswith(prefixes)}
 
 
-def answered(stdout: str) -> str:
-    """Return a command's answer, without what the profile of a login printed."""
+def without_profile(stdout: str) -> str:
+    """Return a command's output without what a login shell's profile printed before it."""
     before, mark, after = stdout.partition(MARK.decode())
     return after if mark else before
 
@@ -133,22 +133,22 @@ def slurm(*argv: str, check: bool = True, seconds: float = COMMAND_SECONDS) -> s
     if ran.returncode and check:
         lines = [line.removeprefix(f"{argv[0]}: ").removeprefix("error: ") for line in ran.stderr.splitlines()]
         raise SlurmError("; ".join(filter(None, lines)) or f"{argv[0]} exited with {ran.returncode}")
-    return answered(ran.stdout)
+    return without_profile(ran.stdout)
 
 
 def problem_of_slurm() -> str:
     """Return why Slurm takes no job here now; empty: it answers."""
     try:
-        slurm("sinfo", "--noheader", "--summarize", seconds=TOLD_SECONDS)
+        slurm("sinfo", "--noheader", "--summarize", seconds=SIGNAL_SECONDS)
     except (SlurmError, subprocess.TimeoutExpired) as error:
         return str(error)
     return ""
 
 
-def is_told(*argv: str) -> bool:
-    """Run a command of Slurm and return whether Slurm has taken it."""
+def try_slurm(*argv: str) -> bool:
+    """Run a command of Slurm and return whether it succeeded in SIGNAL_SECONDS."""
     with suppress(SlurmError, subprocess.TimeoutExpired):
-        slurm(*argv, seconds=TOLD_SECONDS)
+        slurm(*argv, seconds=SIGNAL_SECONDS)
         return True
     return False
 
@@ -180,7 +180,7 @@ def submit_job(root: Path, request: Mapping[str, Any]) -> None:
                     raise
                 shutil.rmtree(folder)
                 raise refusal(error) from error
-        if not create_file(folder / "slurm.json", json.dumps({"number": number})) and number != recorded(folder):
+        if not create_file(folder / "slurm.json", json.dumps({"number": number})) and number != recorded_number(folder):
             slurm("scancel", str(number), check=False)  # an earlier submission has begun to run
     finally:
         os.close(lock)
@@ -215,7 +215,7 @@ def queued_number(job: Mapping[str, Any]) -> int | None:
     return None
 
 
-def recorded(folder: Path) -> int | None:
+def recorded_number(folder: Path) -> int | None:
     """Return the number of the Slurm job that may run a job; None: none is recorded."""
     with suppress(OSError, ValueError):
         return int(json.loads((folder / "slurm.json").read_bytes())["number"])
@@ -229,7 +229,7 @@ def test_job(script: str) -> str:
     ran = subprocess.run(
         words, env=env, input=script, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
     )
-    text = (answered(ran.stdout) + ran.stderr).replace("sbatch: ", "").replace("error: ", "").strip()
+    text = (without_profile(ran.stdout) + ran.stderr).replace("sbatch: ", "").replace("error: ", "").strip()
     if ran.returncode:
         raise refusal(SlurmError(text))
     return text
@@ -254,21 +254,21 @@ def add_states(root: Path, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for job in of_slurm:
         folder = root / "jobs" / job["id"]
         state, reason = states.get(job["id"], ("UNKNOWN", ""))
-        if (
-            job["cancelled"] and state in WAITING and (number := recorded(folder))
-        ):  # it was completing, or no answer came
-            is_told("scancel", *(() if state in HELD else ("--state=PENDING",)), str(number))
-        starts = read_starts(folder)
+        number = recorded_number(folder)
+        if job["cancelled"] and state in WAITING and number:  # the first scancel came too early or failed
+            try_slurm("scancel", *(() if state in HELD else ("--state=PENDING",)), str(number))
+        starts, record = read_starts(folder), folder / "slurm.json"
         waited = sum(later["begin"] - earlier["seen"] for earlier, later in pairwise(starts))
         with suppress(OSError, ValueError):  # it may have ended since it was described
             job["end"] = json.loads((folder / "end.json").read_bytes())
         job |= {
             "running": state not in ENDED,
             "slurm": state,
-            "number": recorded(folder),
+            "number": number,
             "reason": reason if state in WAITING else "",
             "started": starts[0]["begin"] + waited if starts else None,
-            "seen": starts[-1]["seen"] if starts else recorded_at(folder),
+            # Of a job that never started: when its final state was recorded.
+            "seen": starts[-1]["seen"] if starts else record.stat().st_mtime if record.exists() else time.time(),
         }
     return jobs
 
@@ -280,7 +280,7 @@ def slurm_states(root: Path, jobs: Iterable[Mapping[str, Any]]) -> dict[str, tup
     does not answer.
     """
     states: dict[str, tuple[str, str]] = {}
-    asked: dict[int, str] = {}
+    job_ids: dict[int, str] = {}
     for job in jobs:
         folder = root / "jobs" / job["id"]
         record = {}
@@ -291,19 +291,19 @@ def slurm_states(root: Path, jobs: Iterable[Mapping[str, Any]]) -> dict[str, tup
             states[job["id"]] = state, ""
         elif number is not None:
             create_file(folder / "slurm.json", json.dumps({"number": number}))
-            asked[number] = job["id"]
+            job_ids[number] = job["id"]
         elif time.time() - job["created"] < UNRECORDED_SECONDS:
             states[job["id"]] = "PENDING", "it is being queued"
         else:  # no Slurm job may run it from now on
             create_file(folder / "slurm.json", json.dumps({"number": 0, "state": "UNKNOWN"}))
             states[job["id"]] = "UNKNOWN", ""
-    if not asked:
+    if not job_ids:
         return states
     names = ",".join({f"launch-{job['run']}" for job in jobs})
     rows = slurm("squeue", "--noheader", "--all", "--states=all", f"--name={names}", "--format=%A|%T|%r").splitlines()
     fields = [row.strip().split("|", 2) for row in rows if row.count("|") >= 2]
     answers = {int(number): (state, reason) for number, state, reason in fields if number.isdecimal()}
-    for number, job_id in asked.items():
+    for number, job_id in job_ids.items():
         state, reason = answers.get(number) or (accounted_state(number), "")
         states[job_id] = state, reason
         if state in ENDED - {"UNKNOWN"}:
@@ -325,7 +325,7 @@ def accounted_state(number: int) -> str:
 
 def cancel_job(root: Path, name: str) -> None:
     """Begin to cancel a job: if it waits, Slurm removes it; if it runs, its batch script lets the nodes save."""
-    number = recorded(root / "jobs" / name)
+    number = recorded_number(root / "jobs" / name)
     if number is not None:
         slurm("scancel", "--state=PENDING", str(number), check=False)
         slurm("scancel", "--batch", "--signal=USR2", str(number), check=False)
@@ -345,9 +345,10 @@ def run_batch(root: Path, name: str) -> int:
     create_file(folder / "slurm.json", json.dumps({"number": number}))  # sbatch's answer may have been lost
     if was_interrupted(folder, number):  # Slurm itself has queued it again
         (folder / "end.json").unlink()
-    if recorded(folder) != number or (folder / "end.json").exists():
+    if recorded_number(folder) != number or (folder / "end.json").exists():
         print(
-            f"launch: job {number} ends at once: this run's job is {recorded(folder)}, and each runs once", flush=True
+            f"launch: job {number} ends at once: this run's job is {recorded_number(folder)}, and each runs once",
+            flush=True,
         )
         return 0
     signals: list[int] = []
@@ -423,16 +424,16 @@ def run_nodes(
     number = os.environ["SLURM_JOB_ID"]
     srun = subprocess.Popen(words, env={**os.environ, "LAUNCH_HOSTS": ",".join(hosts)}, start_new_session=True)
     began, stopped, kill_at = time.monotonic(), "", float("inf")
-    written, tell_at = 0.0, began
+    written, send_at = 0.0, began
     while (code := srun.poll()) is None:
         now = time.monotonic()
         stopped = stopped or stop_reason(folder, signals, now - began > seconds)
-        if stopped and now >= tell_at:
-            if is_told("scancel", "--signal=URG", number):
+        if stopped and now >= send_at:
+            if try_slurm("scancel", "--signal=URG", number):
                 kill_at = min(kill_at, time.monotonic() + contract.NOTICE_SECONDS)
-            tell_at = time.monotonic() + TELL_SECONDS
+            send_at = time.monotonic() + RESEND_SECONDS
         if now > kill_at:
-            is_told("scancel", "--signal=KILL", number)
+            try_slurm("scancel", "--signal=KILL", number)
             kill_at = time.monotonic() + contract.NOTICE_SECONDS
         if now - written >= SEEN_SECONDS:
             written, starts[-1]["seen"] = now, time.time()
@@ -494,13 +495,6 @@ def slurm_state(number: int) -> str:
     with suppress(SlurmError, subprocess.TimeoutExpired):
         return slurm("squeue", "--noheader", "--all", f"--jobs={number}", "--format=%T").strip()
     return ""
-
-
-def recorded_at(folder: Path) -> float:
-    """Return when the final state of a job was recorded that never started; now if it is not."""
-    with suppress(OSError):
-        return (folder / "slurm.json").stat().st_mtime
-    return time.time()
 
 
 def read_starts(folder: Path) -> list[dict[str, float]]:
