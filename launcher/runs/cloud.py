@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 import launcher.clock
+from launcher import catalog
 from launcher.clock import Clock
 from launcher.errors import LaunchError
 from launcher.inputs.gcloud_config import account
@@ -16,6 +17,7 @@ from launcher.jobs.job import IDENTITY_LABEL
 from launcher.runs.context import ENGINE
 from launcher.runs.ledger import Ledger
 from launcher.runs.logs.reader import LogReader
+from launcher.services.base import Listing
 from launcher.services.compute.backend import Vms
 from launcher.services.compute.client import Compute
 from launcher.services.router import Services
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launcher.jobs.job import Job
     from launcher.runs.attempts import AttemptEntry
-    from launcher.services.base import Listing
 
 
 class CloudContext(Struct, frozen=True, kw_only=True):
@@ -60,9 +61,6 @@ class CloudContext(Struct, frozen=True, kw_only=True):
 
         Raises LaunchError: no region could be read.
         """
-        from launcher import catalog
-        from launcher.services.base import Listing
-
         listing = self.vertex.find(filter_, regions, partly=True)
         vms, unread = listing.jobs[:0], dict(listing.unread)
         whole = all_vms or set(regions) >= set(catalog.load().training_regions)  # VMs may be in others too

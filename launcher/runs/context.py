@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import launcher.clock
-from launcher.gcp.storage import use_errors
+from launcher.gcp.storage import open_folder, use_errors
 from launcher.jobs.job import LOCAL
+from launcher.runs.attempts import AttemptEnd, AttemptEntry
+from launcher.runs.logs.folder_logs import TextLogReader
+from launcher.services.local.attempts import attempt_numbers, newest_attempt, read_end, read_facts
+from launcher.services.local.run_folder_job import time_of
 from launcher.services.local.service import ThisMachine
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launcher.clock import Clock
     from launcher.jobs.job import Job
-    from launcher.runs.attempts import AttemptEntry
     from launcher.runs.logs.line import Line
     from launcher.services.base import Jobs, Listing, Service
 
@@ -89,8 +92,6 @@ class LocalContext:
 
     def attempts(self, folder: Storage) -> tuple[AttemptEntry, ...]:
         """Return the attempts by their locks and ends. Raises LaunchError."""
-        from launcher.services.local.attempts import attempt_numbers
-
         with use_errors():
             return tuple(local_attempt(folder, number) for number in attempt_numbers(folder))
 
@@ -98,10 +99,6 @@ class LocalContext:
         self, job: Job, folder: Storage | None, say: Callable[[str], None], *, attempt: int = 0, tail: int | None = None
     ) -> LineReader:
         """Return the reader of the output in the run folder, by default of the newest attempt. Raises LaunchError."""
-        from launcher.gcp.storage import open_folder
-        from launcher.runs.logs.folder_logs import TextLogReader
-        from launcher.services.local.attempts import newest_attempt
-
         storage = folder or open_folder(job.name)
         with use_errors():
             return TextLogReader(storage, attempt or newest_attempt(storage) or None, tail=tail)
@@ -117,10 +114,6 @@ CAUSES = {
 
 def local_attempt(folder: Storage, number: int) -> AttemptEntry:
     """Return an attempt on this machine. Raises OutputError: its lock or its end can't be read."""
-    from launcher.runs.attempts import AttemptEnd, AttemptEntry
-    from launcher.services.local.attempts import read_end, read_facts
-    from launcher.services.local.run_folder_job import time_of
-
     facts: Any = read_facts(folder, number)
     end = read_end(folder, number)
     failed = [f"{name} exited with {code}" for name, code in end.exit_codes.items() if code] if end else []

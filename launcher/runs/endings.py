@@ -29,6 +29,7 @@ from launcher.runs.attempts import (
     is_wait_used_up,
 )
 from launcher.runs.ledger import Ledger
+from launcher.runs.snapshot import job_from_entry, with_request
 from launcher.services.base import GoneError, Jobs
 from launcher.text import exact_duration
 
@@ -118,8 +119,6 @@ def run_ended_error(plan: Plan, entry: AttemptEntry, snapshot: RunSnapshot) -> R
         raise ValueError("an open attempt has no end")
     job = next((job for job in snapshot.jobs if job.name == entry.job), None)
     if job is None and entry.zone and entry.job:  # a deleted VM; Vertex AI keeps its own records
-        from launcher.runs.snapshot import job_from_entry, with_request
-
         job = with_request(job_from_entry(entry), entry, plan)
     run = plan.run
     launch = job.command if job else command(vm=entry.zone is not None)

@@ -16,13 +16,19 @@ from msgspec.structs import replace
 from launch_train import runfolder
 from launch_train.common import contract
 from launcher import catalog
-from launcher.errors import LaunchError, UsageError
+from launcher.errors import LaunchError, UnreachableError, UsageError
+from launcher.gcp.default_bucket import check_default_bucket
 from launcher.gcp.storage import open_folder, use_errors
 from launcher.jobs.job import RESOURCE, RUN_ID, RUN_LABEL, Job
+from launcher.plan.binding import NewerFormat
+from launcher.plan.names import default_output
 from launcher.remote.connection import connect_to
 from launcher.runs.context import ENGINE, LocalContext, RunContext
+from launcher.runs.ledger import Ledger
 from launcher.runs.on_host import HostContext, host_and_run, remember, remembered_hosts
+from launcher.runs.snapshot import job_from_entry, with_request
 from launcher.services import request
+from launcher.services.base import GoneError
 from launcher.services.local.run_folder_job import HIDDEN, is_run_folder, read_job, shown
 from launcher.text import did_you_mean, near
 
@@ -250,8 +256,6 @@ def look_up(cloud: CloudContext, text: str, regions: Sequence[str]) -> tuple[Fou
     if not runs and (kept := in_default_folder(cloud, text)):
         return (kept,)
     if not runs and listing.unread:
-        from launcher.errors import UnreachableError
-
         count = len(listing.unread.keys() - {ENGINE})
         unread = [f"{count} of {len(set(regions))} regions"] * bool(count) + [ENGINE] * (ENGINE in listing.unread)
         where = " and ".join(unread)
@@ -292,10 +296,6 @@ def only_one(runs: Sequence[FoundRun]) -> FoundRun | None:
 
 def in_default_folder(cloud: CloudContext, text: str) -> FoundRun | None:
     """Find a run by its ID in the default output. None: not there, not readable, or not the project's bucket."""
-    from launcher.gcp.default_bucket import check_default_bucket
-    from launcher.plan.binding import NewerFormat
-    from launcher.plan.names import default_output
-
     if not re.fullmatch(RUN_ID, text):
         return None
     try:
@@ -312,10 +312,6 @@ def in_folder(cloud: CloudContext, folder: str) -> FoundRun | None:
 
     Only the folder knows runs on VMs that have ended: these VMs are deleted.
     """
-    from launcher.runs.ledger import Ledger
-    from launcher.runs.snapshot import job_from_entry, with_request
-    from launcher.services.base import GoneError
-
     ledger = Ledger.open(folder)
     stored = ledger.stored()
     entry = next((recorded for recorded in reversed(ledger.entries()) if recorded.job), None)

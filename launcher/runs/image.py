@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 import launcher.clock
+from launcher.catalog import load
 from launcher.errors import LaunchError, UsageError
+from launcher.images import artifact_registry
+from launcher.images.append import OCI, Stamp
+from launcher.images.inspect import contents
+from launcher.images.pipeline import BUILDERS, NO_TIME, ImageBuildRequest
+from launcher.images.registry import Registry, parse
+from launcher.inputs.git import commit
+from launcher.inputs.planning import planned_image
+from launcher.plan.image import BASE_TORCH, check_image_contents
+from launcher.plan.placement import choose
 
 if TYPE_CHECKING:
-    from launcher.images.append import Stamp
-    from launcher.images.pipeline import ImageBuildRequest
     from launcher.inputs.gather import Inputs
     from launcher.plan.model import Image
 
@@ -22,9 +30,6 @@ TITLE = "launch train"
 
 def image_build_request(inputs: Inputs, builder: str = "auto") -> ImageBuildRequest:
     """Return the image of a spec and its contents. Raises UsageError: unknown builder."""
-    from launcher.images.pipeline import BUILDERS, ImageBuildRequest
-    from launcher.inputs.planning import planned_image
-
     known = next((name for name in BUILDERS if name == builder), None)
     if known is None:
         raise UsageError(f"unknown builder {builder!r} in --builder", f"Use one of {', '.join(BUILDERS)}.")
@@ -46,10 +51,6 @@ def bucket_of(output: str | None) -> str:
 
 def stamp(inputs: Inputs) -> Stamp:
     """Return the labels of the OCI image specification, with the commit of the user's code."""
-    from launcher.images.append import OCI, Stamp
-    from launcher.images.pipeline import NO_TIME
-    from launcher.inputs.git import commit
-
     revision = commit(inputs.code, (file.name for file in inputs.source.code)) if inputs.code else None
     known = {"title": TITLE, "version": inputs.context.version}
     if revision:
@@ -61,8 +62,6 @@ def stamp(inputs: Inputs) -> Stamp:
 
 def create(build: ImageBuildRequest, say: Callable[[str], None]) -> None:
     """Create the repository unless it exists. Raises LaunchError."""
-    from launcher.images import artifact_registry
-
     repository = build.image.uri.rpartition("/")[0]
     is_new = artifact_registry.create(repository, os.environ, launcher.clock.REAL)
     say(f"repository {repository} {'created' if is_new else 'already exists'}")
@@ -73,12 +72,6 @@ def check_contents(inputs: Inputs, image: Image, environ: Mapping[str, str], say
 
     Content that can't be read is not a reason to refuse the plan. Raises PlanRefused.
     """
-    from launcher.catalog import load
-    from launcher.images.inspect import contents
-    from launcher.images.registry import Registry, parse
-    from launcher.plan.image import BASE_TORCH, check_image_contents
-    from launcher.plan.placement import choose
-
     if image.builds_base or (not image.pinned and image.wheel != BASE_TORCH):
         return
     name = image.uri if image.pinned else image.base

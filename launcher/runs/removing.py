@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from launch_train import runfolder
+from launch_train.common.storage import LocalFolder
 from launcher.errors import LaunchError, UsageError
+from launcher.gcp.storage import open_folder, use_errors
+from launcher.runs.cancelling import block_next, release_ended
+from launcher.runs.find import RUNS
+from launcher.runs.ledger import Ledger, json_field
+from launcher.runs.sweep.record import remove_record
 from launcher.services.local.folder_lock import lock_run_folder
 
 if TYPE_CHECKING:
@@ -52,10 +58,6 @@ class Removable(Struct, frozen=True, kw_only=True):
 
 def removable_folder(run: str, storage: Storage) -> Removable:
     """Return the content of a run folder. Raises UsageError: it belongs to another run, or contains other runs."""
-    from launch_train.common.storage import LocalFolder
-    from launcher.gcp.storage import use_errors
-    from launcher.runs.ledger import json_field
-
     with use_errors():
         names = storage.list()
         try:
@@ -83,11 +85,6 @@ def deletion_order(name: str) -> tuple[int, str]:
 
 def remove_sweep_records(sweep: Sweep) -> None:
     """Delete the record of a sweep whose runs are deleted, so that its name is free. Raises LaunchError."""
-    from launch_train.common.storage import LocalFolder
-    from launcher.gcp.storage import open_folder, use_errors
-    from launcher.runs.find import RUNS
-    from launcher.runs.sweep.record import remove_record
-
     with use_errors():
         if sweep.here:
             remove_record(LocalFolder(Path(RUNS)), sweep.name)
@@ -103,9 +100,6 @@ def removable_run(run: FoundRun) -> Removable:
 
     Raises UsageError: it has an active job, may have one, or its folder is not its own; LaunchError.
     """
-    from launcher.gcp.storage import open_folder
-    from launcher.runs.ledger import Ledger
-
     if run.is_active:
         raise still_running(run.id)
     if run.unread:
@@ -125,10 +119,6 @@ def remove_run(run: FoundRun, data: Removable, say: Callable[[str], None]) -> No
 
     Raises LaunchError: not everything was deleted; the same call deletes the rest.
     """
-    from launch_train.common.storage import LocalFolder
-    from launcher.gcp.storage import open_folder, use_errors
-    from launcher.runs.cancelling import block_next, release_ended
-
     if data.folder:
         storage = open_folder(data.folder)
         check_not_resumed(run, data, storage)
@@ -173,8 +163,6 @@ def delete_local_folder(run: str, folder: Path) -> None:
 def check_not_resumed(run: FoundRun, data: Removable, storage: Storage) -> None:
     """Check that no launch has resumed the run since it was found, which would have added an attempt. Raises
     UsageError."""
-    from launcher.runs.ledger import Ledger
-
     known, before = {job.name for job in run.jobs}, {*data.objects}
     for entry in Ledger(storage).entries():
         is_new = runfolder.attempt_lock(entry.number) not in before and entry.job not in known

@@ -13,15 +13,18 @@ from msgspec import Struct
 
 from launch_train.runfolder.starts import RunMetrics
 from launcher.errors import UsageError
+from launcher.images.pipeline import Report
 from launcher.inputs.gather import project
 from launcher.inputs.gcloud_config import person
 from launcher.jobs.job import Job
 from launcher.plan.names import is_of_another
+from launcher.project.report import lines
 from launcher.runs.attempts import AttemptEntry
 from launcher.runs.cancelling import Cancellation, cancel_run
 from launcher.runs.cloud import CloudContext, open_cloud
 from launcher.runs.cost_limit import is_limited, require_limit
 from launcher.runs.endings import RunSucceeded
+from launcher.runs.exporting import export_checkpoint
 from launcher.runs.find import FoundRun, NoSuchRun, in_folder, one_run, searched
 from launcher.runs.follow import checked_plan, watch_job
 from launcher.runs.logs.line import Line
@@ -41,7 +44,7 @@ from launcher.runs.watch import Note
 
 if TYPE_CHECKING:
     from launch_train.export import Exported, Format
-    from launcher.images.pipeline import Builder, Report
+    from launcher.images.pipeline import Builder
     from launcher.inputs.planning import Plan
     from launcher.plan import model
     from launcher.project.model import Check
@@ -196,8 +199,6 @@ class Run:
         Raises UsageError: invalid format, `output` is not empty, or a package is missing; LaunchError: no such
         checkpoint, it is damaged, PyTorch is missing, or nothing can be written.
         """
-        from launcher.runs.exporting import export_checkpoint
-
         folder = open_run_folder(self.id, self.folder)
         target = str(output) if output is not None else None
         return export_checkpoint(
@@ -285,13 +286,9 @@ class EventSink:
 
     def show_checks(self, checks: tuple[Check, ...]) -> None:
         """Pass on what is wrong, as a Note."""
-        from launcher.project.report import lines
-
         self.say("\n".join(lines(check for check in checks if check.status in ("failed", "warning"))))
 
     @contextmanager
     def building(self) -> Iterator[Report]:
         """Yield the receiver of an image's progress: its messages are Notes."""
-        from launcher.images.pipeline import Report
-
         yield Report(line=self.say)

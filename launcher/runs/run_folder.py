@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from launch_train import runfolder
+from launch_train.runfolder.starts import read_metrics
 from launcher.errors import LaunchError
+from launcher.gcp.storage import open_folder, use_errors
+from launcher.runs.metrics.gpu_nodes import read_nodes
+from launcher.runs.metrics.progress import ProgressReader
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
@@ -29,10 +34,6 @@ class FolderSnapshot(NamedTuple):
 
 def read_run_folder(run: FoundRun) -> FolderSnapshot:
     """Read the attempts, progress and nodes from the folder of a run."""
-    from launcher.gcp.storage import open_folder
-    from launcher.runs.metrics.gpu_nodes import read_nodes
-    from launcher.runs.metrics.progress import ProgressReader
-
     job, snapshot = run.job, FolderSnapshot()
     if not run.folder:
         return snapshot
@@ -48,8 +49,6 @@ def read_run_folder(run: FoundRun) -> FolderSnapshot:
 
 def open_run_folder(run: str, folder: str | None) -> Storage:
     """Open a run's folder. Raises LaunchError: the run has none, or it cannot be opened."""
-    from launcher.gcp.storage import open_folder
-
     if not folder:
         raise LaunchError(f"{run} has no run folder, so nothing was stored", "Set output in the spec.")
     return open_folder(folder)
@@ -57,8 +56,6 @@ def open_run_folder(run: str, folder: str | None) -> Storage:
 
 def storage_of(folder: str | None) -> Storage | None:
     """Open the run's folder; None if it cannot be opened."""
-    from launcher.gcp.storage import open_folder
-
     try:
         return open_folder(folder) if folder else None
     except LaunchError:
@@ -67,9 +64,6 @@ def storage_of(folder: str | None) -> Storage | None:
 
 def read_results(storage: Storage | None) -> RunMetrics | None:
     """Return the run's metrics, or None if it wrote none."""
-    from launch_train.runfolder.starts import read_metrics
-    from launcher.gcp.storage import use_errors
-
     if storage is None:
         return None
     with use_errors():
@@ -78,9 +72,6 @@ def read_results(storage: Storage | None) -> RunMetrics | None:
 
 def restarts(storage: Storage) -> int:
     """Return how often the nodes restarted the run's processes within its attempts."""
-    from launch_train import runfolder
-    from launcher.gcp.storage import use_errors
-
     with use_errors():
         names = storage.list(f"{runfolder.ATTEMPTS}/")
         texts = (storage.read(name).strip() for name in names if name.endswith(".generation"))

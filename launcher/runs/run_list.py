@@ -16,13 +16,21 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launch_train import runfolder
+from launch_train.common.storage import OutputError
 from launcher.errors import LaunchError, UsageError
+from launcher.gcp.parallel import together
+from launcher.gcp.storage import open_folder
+from launcher.inputs.gather import project
 from launcher.inputs.gcloud_config import person
 from launcher.jobs.job import OWNER_LABEL, SWEEP_LABEL
 from launcher.plan.names import is_owned_by
+from launcher.runs.cloud import open_cloud
 from launcher.runs.context import LocalContext
-from launcher.runs.find import RUNS, FoundRun, is_named
+from launcher.runs.find import RUNS, FoundRun, all_runs, is_named
 from launcher.runs.local_progress import read_local_progress
+from launcher.runs.metrics.progress import parse_record
+from launcher.runs.run_cost import job_usd
+from launcher.runs.sweep.record import parse_points, record_name
 from launcher.services.local.run_folder_job import jobs_below
 
 if TYPE_CHECKING:
@@ -163,9 +171,6 @@ def runs(
 
     Raises LaunchError: `target` is cloud, and it cannot be listed.
     """
-    from launcher.inputs.gather import project
-    from launcher.runs.cloud import open_cloud
-
     wanted = RunFilter(mine=mine, states=tuple(states), name=name, labels=labels or {}, since=since)
     return list_runs(lambda: open_cloud(project("vertex", os.environ)), wanted, target, Path(folder), regions)
 
@@ -191,8 +196,6 @@ def list_runs(
     here = with_points(here, lambda path: Path(path).read_bytes())
     there: list[ListedRun] | LaunchError = []
     if target != "local":
-        from launcher.gcp.parallel import together
-
         there = together({"cloud": lambda: list_cloud(open_cloud(), wanted, regions)}, CLOUD_SECONDS)["cloud"]
     unlisted = there if isinstance(there, LaunchError) else None
     listed = here if isinstance(there, LaunchError) else [*here, *there]
@@ -214,8 +217,6 @@ def group_key(run: ListedRun) -> tuple[str, bool]:
 
 def entry_of(run: FoundRun, account: str, now: float) -> ListedRun:
     """Return a run as an entry of the list, without its progress. `account`: gcloud's, or empty."""
-    from launcher.runs.run_cost import job_usd
-
     job, costs = run.job, [job_usd(job, now) for job in run.jobs]
     owner = "me" if is_owned_by(job.labels, account) else job.labels.get(OWNER_LABEL, "")
     return ListedRun(
@@ -255,8 +256,6 @@ def with_local_progress(run: ListedRun) -> ListedRun:
 
 def list_cloud(cloud: LaunchContext, wanted: RunFilter, regions: Sequence[str] | None) -> list[ListedRun]:
     """Return the runs in the cloud, newest first. Raises LaunchError: no region could be read."""
-    from launcher.runs.find import all_runs
-
     account = person(os.environ)
     if wanted.mine and not account:
         raise UsageError("--mine needs gcloud's account, and none is set", "gcloud auth login")
@@ -283,9 +282,6 @@ def listed_points(
 def with_progress(listed: Sequence[ListedRun]) -> list[ListedRun]:
     """Return the runs; add the progress of the active and the newest ones, with one read each, in parallel, and the
     number of points of their sweeps."""
-    from launch_train.common.storage import OutputError
-    from launcher.runs.metrics.progress import parse_record
-
     ended = [*dict.fromkeys(group_key(run) for run in listed if not run.is_active)][:NEWEST]
     chosen = [run for run in listed if run.folder and (run.is_active or group_key(run) in ended)]
     buckets = open_buckets({bucket_of(run.folder) for run in chosen if run.folder})
@@ -308,9 +304,6 @@ def with_progress(listed: Sequence[ListedRun]) -> list[ListedRun]:
 
 def with_points(listed: Sequence[ListedRun], read: Callable[[str], bytes]) -> list[ListedRun]:
     """Return the runs with the number of points of their sweeps, whose records `read` reads."""
-    from launch_train.common.storage import OutputError
-    from launcher.runs.sweep.record import parse_points, record_name
-
     outputs = {run.sweep: run.folder.rpartition("/")[0] for run in listed if run.sweep and run.folder}
     points = {}
     for sweep, output in outputs.items():
@@ -326,8 +319,6 @@ def bucket_of(folder: str) -> str:
 
 def open_buckets(urls: Iterable[str]) -> dict[str, Storage]:
     """Open the buckets that can be opened, one client each."""
-    from launcher.gcp.storage import open_folder
-
     opened = {}
     for url in filter(None, urls):
         with suppress(LaunchError):

@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from launch_train.runfolder.run import RunData, read_run
+from launcher.diagnosis.job_end import resume_fix, resumed
+from launcher.diagnosis.output_cause import CauseFinder
 from launcher.errors import LaunchError
+from launcher.gcp.storage import read_errors
+from launcher.runs.attempts import RUN_ENDS
+from launcher.runs.logs.folder_logs import TextLogReader
 from launcher.runs.story import AttemptSummary, cap_usd, live_of, summarize_attempts
+from launcher.services.local.run_folder import start_text
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
-    from launch_train.runfolder.run import RunData
     from launcher.jobs.job import Job
     from launcher.runs.attempts import AttemptEntry
     from launcher.runs.context import RunContext
@@ -54,8 +60,6 @@ def story_of_job(
 ) -> RunStory:
     """Return the story of a run with a job that was just polled; `records` and `entries` are those of its folder.
     `now`: Unix seconds."""
-    from launch_train.runfolder.run import RunData
-
     outlives = context.of_run(storage).outlives_client
     number = next((entry.number for entry in reversed(entries) if entry.job == job.name), 0)
     number = number or max((entry.number for entry in entries), default=1)
@@ -82,9 +86,6 @@ def story_of_job(
 
 def read(storage: Storage | None, *, whole: bool = False) -> RunData | None:
     """Read a run's folder; None: it has none, or it is unreadable."""
-    from launch_train.runfolder.run import read_run
-    from launcher.gcp.storage import read_errors
-
     if storage is None:
         return None
     try:
@@ -96,8 +97,6 @@ def read(storage: Storage | None, *, whole: bool = False) -> RunData | None:
 
 def cause_in_text(storage: Storage, attempt: int) -> str:
     """Return the cause of a failure that the last lines of output name, or an empty text."""
-    from launcher.diagnosis.output_cause import CauseFinder
-
     causes = CauseFinder()
     for line in read_last_output(storage, attempt):
         causes.add(line.replica, line.text)
@@ -106,8 +105,6 @@ def cause_in_text(storage: Storage, attempt: int) -> str:
 
 def read_last_output(storage: Storage, attempt: int) -> list[Line]:
     """Return the last lines of an attempt's output; none: they cannot be read."""
-    from launcher.runs.logs.folder_logs import TextLogReader
-
     try:
         return TextLogReader(storage, attempt).read_tail(TAIL)
     except LaunchError:
@@ -116,9 +113,6 @@ def read_last_output(storage: Storage, attempt: int) -> list[Line]:
 
 def advice_for(job: Job, last: AttemptSummary) -> str:
     """Return what to do about a run whose job outlives its launch, with the commands; empty: nothing."""
-    from launcher.diagnosis.job_end import resume_fix
-    from launcher.runs.attempts import RUN_ENDS
-
     run = job.handle
     if last.state == "waiting":
         wait = "limits.wait in the spec bounds the wait for each placement; "
@@ -135,9 +129,6 @@ def advice_for(job: Job, last: AttemptSummary) -> str:
 
 def advice_here(job: Job, storage: Storage | None, last: AttemptSummary, plan: Mapping[str, Any]) -> str:
     """Return what to do about a run that ended with its launch, with the commands; empty: nothing."""
-    from launcher.diagnosis.job_end import resumed
-    from launcher.services.local.run_folder import start_text
-
     if not job.is_over or storage is None:
         return ""
     if last.kind == "succeeded":

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
+from launcher import catalog
 from launcher.errors import UsageError
 from launcher.jobs.job import GONE, IDENTITY_LABEL, RUN_LABEL, Job
 from launcher.plan.model import Plan
@@ -138,8 +139,6 @@ class RunObserver:
         return tuple(sorted(jobs.values(), key=lambda job: (-job.created, job.name)))
 
     def _regions_to_search(self) -> Sequence[str]:
-        from launcher import catalog
-
         if not self._has_regions:
             return []
         return catalog.load().training_regions if self._extra_regions is None else list(self._extra_regions)

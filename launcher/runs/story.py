@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launch_train import runfolder
+from launch_train.report.goodput import attempt_times
 from launcher.diagnosis import diagnose_end
 from launcher.jobs.job import WAITING
 from launcher.services import request
@@ -85,8 +86,6 @@ def live_of(job: Job, number: int, project: str | None, now: float) -> AttemptSu
 def summarize_attempts(run: RunData, now: float, live: AttemptSummary | None = None) -> tuple[AttemptSummary, ...]:
     """Return a summary of each attempt, in order. `live` is the newest one according to its job, which the folder may
     not have yet."""
-    from launch_train.report.goodput import attempt_times
-
     records = {attempt.number: attempt for attempt in run.attempts}
     found: list[AttemptSummary] = []
     for times in attempt_times(run, now):

@@ -11,13 +11,18 @@ from msgspec import Struct
 
 from launcher.diagnosis.output_cause import CauseFinder
 from launcher.errors import NotAuthorised
+from launcher.gcp.default_bucket import check_default_bucket
 from launcher.gcp.storage import open_folder
+from launcher.images import pipeline
 from launcher.inputs.planning import planned
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
+from launcher.project import preflight as project_preflight
 from launcher.runs.driver import AttemptFailed, AttemptStarted, RunDriver
 from launcher.runs.identity_check import AllowedChange
+from launcher.runs.image import check_contents, create, image_build_request
 from launcher.runs.ledger import Ledger
+from launcher.runs.resume import allowed_change, check_run_exists, report_change, with_fresh_id
 from launcher.runs.watch import Event, LinesPrinted, RunJobView
 
 if TYPE_CHECKING:
@@ -77,8 +82,6 @@ def submission(
 
     Raises UsageError: the output cannot be used, or there is no run to resume; NotAuthorised.
     """
-    from launcher.runs.resume import allowed_change, check_run_exists, report_change, with_fresh_id
-
     check_output(plan, cloud)
     allowed = None
     if new:
@@ -96,8 +99,6 @@ def image_preparer(
     """Return the function that runs the preflight checks and pushes the image, called just before a job is created."""
 
     def ready(plan: Plan) -> Plan:
-        from launcher.runs.image import check_contents, create, image_build_request
-
         if options.preflight:
             plan = preflight(plan, cloud, events, creates_repository=options.create_repository)
         build = image_build_request(inputs, options.builder)
@@ -114,8 +115,6 @@ def image_preparer(
 def preflight(plan: Plan, cloud: CloudContext, events: Events, *, creates_repository: bool = False) -> Plan:
     """Return the plan without the placements that cannot work. Raises PlanRefused, NoCapacity, NotAuthorised: none is
     left."""
-    from launcher.project import preflight as project_preflight
-
     show = events.show_checks
     return project_preflight.preflight(
         plan, os.environ, cloud.compute, events.say, show, creates_repository=creates_repository
@@ -132,8 +131,6 @@ def with_image(plan: Plan, build: ImageBuildRequest, report: Report) -> Plan:
 
     A pinned image that this account may not look up is used unchecked. Raises LaunchError.
     """
-    from launcher.images import pipeline
-
     try:
         pushed = pipeline.push(build, os.environ, report)
     except NotAuthorised as error:
@@ -149,8 +146,6 @@ def with_image(plan: Plan, build: ImageBuildRequest, report: Report) -> Plan:
 def check_output(plan: Plan, cloud: LaunchContext) -> None:
     """Check that the project owns the bucket if the plan writes to the default one. Raises NotAuthorised,
     UsageError."""
-    from launcher.gcp.default_bucket import check_default_bucket
-
     if plan.run_folder and not plan.spec.get("output"):
         check_default_bucket(plan.project, os.environ, cloud.clock, region=plan.attempts[0].region)
 

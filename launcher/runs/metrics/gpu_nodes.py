@@ -7,6 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from launch_train import runfolder
+from launch_train.monitoring.alerts import Alerts
+from launch_train.monitoring.summary import MonitorSummary
+from launch_train.runfolder.run import samples_by_node
+from launcher.gcp.storage import read_errors
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
@@ -41,8 +45,6 @@ def read_nodes(storage: Storage, each: int = EACH) -> tuple[Node, ...]:
     LaunchError."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from launcher.gcp.storage import read_errors
-
     with read_errors():
         wanted = newest(storage.list(f"{runfolder.MONITOR}/"), each)
         with ThreadPoolExecutor(READERS) as threads:
@@ -61,16 +63,11 @@ def newest(names: Iterable[str], each: int = EACH) -> list[str]:
 
 
 def nodes(files: Mapping[str, bytes]) -> tuple[Node, ...]:
-    from launch_train.runfolder.run import samples_by_node
-
     samples = samples_by_node((part, files[name]) for part, name in runfolder.parts_in_order(files))
     return tuple(_node(number, rows) for number, rows in sorted(samples.items()) if rows)
 
 
 def _node(number: int, rows: Sequence[Record]) -> Node:
-    from launch_train.monitoring.alerts import Alerts
-    from launch_train.monitoring.summary import MonitorSummary
-
     alarms, sums, alerts = Alerts(number), MonitorSummary(), []
     for row in rows:
         sums.add(dict(row))

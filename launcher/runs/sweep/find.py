@@ -14,9 +14,11 @@ from msgspec.structs import replace
 
 from launch_train.common.storage import LocalFolder
 from launcher.errors import LaunchError
+from launcher.gcp.default_bucket import check_default_bucket
 from launcher.gcp.parallel import in_pool
 from launcher.gcp.storage import open_folder, read_errors
 from launcher.jobs.job import SWEEP_LABEL
+from launcher.plan import names
 from launcher.runs.find import RUNS, FoundRun, grouped, in_folder, label_of, local_run, run_folders
 from launcher.runs.sweep.record import read_record
 
@@ -144,8 +146,5 @@ def runs_without_jobs(sweep: FoundSweep) -> tuple[list[FoundRun], list[LaunchErr
 
 def default_output(cloud: CloudContext) -> Storage:
     """Return the default output. Raises LaunchError: it is not the project's own bucket, or cannot be opened."""
-    from launcher.gcp.default_bucket import check_default_bucket
-    from launcher.plan import names
-
     check_default_bucket(cloud.project, os.environ, cloud.clock)
     return open_folder(names.default_output(cloud.project))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from launch_train.common.storage import GcsFolder, OutputError
 from launcher.diagnosis.output_cause import CauseFinder
 from launcher.errors import LaunchError, StillRunning, UnreachableError
 from launcher.gcp.api import status_of
@@ -153,8 +154,6 @@ class CloudSweep:
     def _record(self) -> None:
         """Record the sweep's points in the output. Raises LaunchError: the output cannot be used, or another sweep has
         its name."""
-        from launch_train.common.storage import OutputError
-
         output, now = self.storage(self.plan.output), self.cloud.clock.now()
         try:
             self._earlier_mark = mark_version(output, self.plan.name)  # before `launch cancel` can find the record
@@ -195,8 +194,6 @@ class CloudSweep:
     def _is_cancelled(self, *, read_now: bool = False) -> bool:
         """Return whether `launch cancel` was run since the start; False if that cannot be read. Points that begin
         together need one answer, so without `read_now` it may be a moment old."""
-        from launch_train.common.storage import OutputError
-
         called_at = self.cloud.clock.now()  # those that wait for the lock share the answer, however long it takes
         with self._cancel_lock:
             cancelled, read_at = self._cancel_state
@@ -374,8 +371,6 @@ class CloudSweep:
         """Return the storage of a folder; all share one client, whose connections stay open."""
         if self._client is None:
             return open_folder(folder)
-        from launch_train.common.storage import GcsFolder
-
         return GcsFolder(folder, self._client)
 
     def _ready(self, plan: Plan) -> Plan:

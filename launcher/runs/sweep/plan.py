@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from launch_train.report.settings import argument_settings
 from launcher.errors import LaunchError, PlanRefused, UsageError
 from launcher.inputs.gather import Inputs
 from launcher.inputs.planning import planned
@@ -247,8 +248,6 @@ def point_settings(points: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     run.config.optimizer.lr. Of several values of `run.args`, only the arguments that differ."""
     texts = [{name: value_text(value) for name, value in values.items()} for values in points]
     if len(points) > 1 and all(isinstance(values.get("run.args", 0), list) for values in points):
-        from launch_train.report.settings import argument_settings
-
         arguments = [argument_settings([*map(str, values["run.args"])]) for values in points]
         names = dict.fromkeys(name for point in arguments for name in point)
         differing = [name for name in names if len({point.get(name) for point in arguments}) > 1]
