@@ -1,38 +1,29 @@
-"""What `launch` renders, as a user gets it: by the command, in a separate process."""
+"""What `launch` renders, as a user gets it by the command."""
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
+from tests.command import launch
+
 JOB_SPECS = Path(__file__).parent.parent / "job_specs"
 
 
-def launch(*arguments: str | Path) -> str:
-    """stdout of `launch` with a project and nothing else set. Raises AssertionError if it fails."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDSDK_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher", *map(str, arguments)],
-        env={**environment, "CLOUDSDK_CORE_PROJECT": "my-project", "CLOUDSDK_CONFIG": os.devnull},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def rendered(target: str, spec: Path, output: str, *flags: str) -> str:
+    """Return what `--dry-run -o OUTPUT` prints."""
+    done = launch(target, spec, "--dry-run", "-o", output, *flags)
+    assert done.code == 0, done.err
+    return done.out
 
 
 def plan(target: str, spec: Path, *flags: str) -> dict[str, Any]:
     """The plan of `spec` as `-o json` prints it."""
-    planned: dict[str, Any] = json.loads(launch(target, spec, "--dry-run", "-o", "json", *flags))
+    planned: dict[str, Any] = json.loads(rendered(target, spec, "json", *flags))
     return planned
 
 

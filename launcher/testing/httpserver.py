@@ -61,7 +61,8 @@ class Handler(BaseHTTPRequestHandler):
     """An HTTP/1.1 handler whose connections `Server` closes. It logs nothing."""
 
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # head and body in one packet: no wait for a delayed ACK
+    wbufsize = -1  # head and body in one packet
+    disable_nagle_algorithm = True  # a body beyond the buffer would wait for a delayed ACK, 40 ms
     server: Server
 
     def setup(self) -> None:
