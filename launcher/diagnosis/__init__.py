@@ -9,27 +9,27 @@ from __future__ import annotations
 from launcher.diagnosis.api_error import diagnose_refusal
 from launcher.diagnosis.job_end import diagnose_end
 from launcher.diagnosis.model import Diagnosis, Kind, Refusal, RequestContext, Scope
+from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, UsageError
 
-__all__ = ["Diagnosis", "Kind", "Refusal", "RequestContext", "Scope", "diagnose_end", "diagnose_refusal", "exit_code"]
+__all__ = ["Diagnosis", "Kind", "Refusal", "RequestContext", "Scope", "diagnose_end", "diagnose_refusal", "error_of"]
 
-EXIT_CODES: dict[Kind, int] = {
-    "succeeded": 0,
-    "invalid": 2,
-    "machine": 2,
-    "user": 3,
-    "unknown": 3,
-    "expired": 3,
-    "cancelled": 3,
-    "permission": 4,
-    "credentials": 4,
-    "project": 4,
-    "quota": 5,
-    "stockout": 5,
-    "waited": 5,
-    "preempted": 5,
+ERRORS: dict[Kind, type[LaunchError]] = {
+    "invalid": UsageError,
+    "machine": UsageError,
+    "user": JobFailed,
+    "unknown": JobFailed,
+    "expired": JobFailed,
+    "cancelled": JobFailed,
+    "permission": NotAuthorised,
+    "credentials": NotAuthorised,
+    "project": NotAuthorised,
+    "quota": NoCapacity,
+    "stockout": NoCapacity,
+    "waited": NoCapacity,
+    "preempted": NoCapacity,
 }
 
 
-def exit_code(diagnosis: Diagnosis) -> int:
-    """launch's exit code for a run that ends with this diagnosis (see launcher.errors); 1 is launch's own failure."""
-    return EXIT_CODES.get(diagnosis.kind, 1)
+def error_of(diagnosis: Diagnosis) -> type[LaunchError]:
+    """Return the class of the error, with its exit code, of a run that ends with this diagnosis."""
+    return ERRORS.get(diagnosis.kind, LaunchError)

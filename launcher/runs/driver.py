@@ -29,17 +29,15 @@ from datetime import datetime
 from functools import partial
 from math import ceil
 from random import SystemRandom
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.clock import REAL, Clock, stopwatch
-from launcher.diagnosis import Diagnosis, diagnose_end, diagnose_refusal, exit_code
+from launcher.diagnosis import Diagnosis, diagnose_end, diagnose_refusal, error_of
 from launcher.errors import (
-    JobFailed,
     LaunchError,
-    NoCapacity,
-    NotAuthorised,
     StillRunning,
     UnreachableError,
     UsageError,
@@ -94,7 +92,7 @@ POLL_SECONDS: Final = 2.0
 
 
 class AttemptStarted(Struct, frozen=True, kw_only=True):
-    """An attempt has a job."""
+    """An attempt has a job, the run's active one."""
 
     job: Job
     number: int
@@ -108,14 +106,6 @@ class AttemptFailed(Struct, frozen=True, kw_only=True):
     job: Job
     number: int
     diagnosis: Diagnosis
-
-
-class Submitted(NamedTuple):
-    """The run's active job and its attempt's number. `created`: by this launch; otherwise it existed."""
-
-    job: Job
-    number: int
-    created: bool
 
 
 class Watcher(Protocol):
@@ -194,9 +184,9 @@ class RunDriver:
         """
         until = self.clock.now() + watch_seconds if watch_seconds is not None else None
         while True:
-            submitted = self.submit(fresh=fresh, resume=resume)
-            job, number = submitted.job, submitted.number
-            self.watcher.report(AttemptStarted(job=job, number=number, created=submitted.created))
+            started = self.submit(fresh=fresh, resume=resume)
+            job, number = started.job, started.number
+            self.watcher.report(started)
             if detach and job.zone is None:
                 return job
             job, diagnosis = self.watch_attempt(job, number, until, stop_when=is_created if detach else never)
@@ -212,10 +202,10 @@ class RunDriver:
         existing one, tries zone after zone. Raises as `drive` does."""
         created = False
         while True:
-            submitted = self.submit(fresh=fresh)
-            job, number = submitted.job, submitted.number
-            created, fresh = created or submitted.created, False
-            self.watcher.report(AttemptStarted(job=job, number=number, created=submitted.created))
+            started = self.submit(fresh=fresh)
+            job, number = started.job, started.number
+            created, fresh = created or started.created, False
+            self.watcher.report(started)
             job, diagnosis = self.watch_attempt(job, number, stop_when=is_up)
             if diagnosis is None:
                 return job, created
@@ -320,7 +310,7 @@ class RunDriver:
             return ended, diagnosis
         return ended, self.record_end(ended, number)  # it ended before it was cancelled
 
-    def submit(self, *, fresh: bool, resume: bool = False) -> Submitted:
+    def submit(self, *, fresh: bool, resume: bool = False) -> AttemptStarted:
         """Return the run's active job; create one, attempt after attempt, if there is none.
 
         Raises:
@@ -338,10 +328,10 @@ class RunDriver:
         self.round = self.paused_after = self.waited_for = 0
         self.seen.clear()
         while True:
-            if submitted := self.step(self.observe()):
-                return submitted
+            if started := self.step(self.observe()):
+                return started
 
-    def step(self, snapshot: RunSnapshot) -> Submitted | None:
+    def step(self, snapshot: RunSnapshot) -> AttemptStarted | None:
         """Return the run's job, or take one step towards it and return None."""
         if self.ledger.closed:
             raise UsageError(f"{self.plan.run}: {self.ledger.closed}", f"launch status {self.plan.run}")
@@ -356,7 +346,7 @@ class RunDriver:
             raise run_ended_error(self.plan, last, snapshot)
         return self.submit_next(snapshot)
 
-    def take_active(self, active: Sequence[Job], snapshot: RunSnapshot) -> Submitted | None:
+    def take_active(self, active: Sequence[Job], snapshot: RunSnapshot) -> AttemptStarted | None:
         """Return the active job, whichever launch created it. Of several, keep one and cancel the others."""
         kept = choose_active_job(active, snapshot.entries if self.ledger.locks else (), self.ledger.claimed_by)
         self.cancel_duplicates([job for job in active if job is not kept], kept, snapshot)
@@ -370,7 +360,7 @@ class RunDriver:
             return None
         if entry.job is None:
             self.ledger.note_job(entry.number, kept.name)
-        return Submitted(kept, entry.number, created=False)
+        return AttemptStarted(job=kept, number=entry.number, created=False)
 
     def cancel_duplicates(self, others: Sequence[Job], kept: Job, snapshot: RunSnapshot) -> None:
         """Cancel duplicate jobs. The reason is recorded first, so that it isn't taken for a cancellation by the user.
@@ -469,7 +459,7 @@ class RunDriver:
         if self.fresh and newest:
             self.paused_after = newest.number  # no backoff after the attempts of an earlier command
 
-    def submit_next(self, snapshot: RunSnapshot) -> Submitted | None:
+    def submit_next(self, snapshot: RunSnapshot) -> AttemptStarted | None:
         """Submit the next attempt; None: a new snapshot is needed. Raises LaunchError: no attempt is left."""
         tries = snapshot.tries(self.round)
         attempt, pause = next_attempt(self.plan, tries, self.jitter())
@@ -534,7 +524,7 @@ class RunDriver:
             and all(line.startswith("image: ") or line in known for line in changed)
         )
 
-    def create_job(self, attempt: Attempt, snapshot: RunSnapshot) -> Submitted | None:
+    def create_job(self, attempt: Attempt, snapshot: RunSnapshot) -> AttemptStarted | None:
         """Write one lock and send one create request. `attempt` may be from before the image was known: only its
         placement is used.
 
@@ -584,7 +574,9 @@ class RunDriver:
         place = place_text(entry.region, entry.zone, entry.provisioning)
         self.say(f"attempt {entry.number} ({place}) was refused: {end.cause}")
 
-    def find_created_job(self, entry: AttemptEntry, snapshot: RunSnapshot, error: UnreachableError) -> Submitted | None:
+    def find_created_job(
+        self, entry: AttemptEntry, snapshot: RunSnapshot, error: UnreachableError
+    ) -> AttemptStarted | None:
         """Look for the job of a create request without a response; None: there is none, and that was recorded.
 
         Raises UnreachableError: the jobs can't be listed. The attempt stays open for the next launch.
@@ -610,25 +602,25 @@ class RunDriver:
                 return None
             self.clock.sleep(POLL_SECONDS)
 
-    def record_job(self, entry: AttemptEntry, job: Job, snapshot: RunSnapshot) -> Submitted:
+    def record_job(self, entry: AttemptEntry, job: Job, snapshot: RunSnapshot) -> AttemptStarted:
         """Record a created job and return it. If that fails, the job still belongs to the run by its label.
 
         Without locks, or after an attempt that was recorded as lost, another job may exist by now; then the same one
         is kept as in any other launch.
         """
-        submitted = Submitted(job, entry.number, created=True)
+        started = AttemptStarted(job=job, number=entry.number, created=True)
         try:
             self.ledger.note_job(entry.number, job.name)
             if self.ledger.locks and not any(one.end and one.end.kind == "lost" for one in snapshot.tries(self.round)):
-                return submitted
+                return started
             others = [one for one in self.observe.jobs(snapshot.entries) if one.name != job.name and not one.is_over]
             if not others:
-                return submitted
-            kept = self.take_active([job, *others], self.observe()) or submitted
-            return kept._replace(created=kept.job.name == job.name)
+                return started
+            kept = self.take_active([job, *others], self.observe()) or started
+            return replace(kept, created=kept.job.name == job.name)
         except LaunchError as error:
             self.say(f"{job.name} was created, but recording it failed: {error.problem}")
-            return submitted
+            return started
 
 
 def is_final(diagnosis: Diagnosis) -> bool:
@@ -648,8 +640,7 @@ def is_created(job: Job) -> bool:
 
 def end_error(job: Job, diagnosis: Diagnosis) -> LaunchError:
     """Return the error, with its exit code, for a run that ended without success."""
-    kinds = (UsageError, JobFailed, NotAuthorised, NoCapacity)
-    kind = next((error for error in kinds if error.exit_code == exit_code(diagnosis)), LaunchError)
+    kind = error_of(diagnosis)
     if job.is_workplace:  # it has no logs and no checkpoint
         return kind(f"{job.run}: {diagnosis.cause}", diagnosis.fix)
     logs = f"launch logs {job.handle}"

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from launcher.clock import Clock
-from launcher.diagnosis import Diagnosis, exit_code
+from launcher.diagnosis import Diagnosis, error_of
 from launcher.errors import (
-    JobFailed,
     LaunchError,
     NoCapacity,
-    NotAuthorised,
     StillRunning,
     UnreachableError,
-    UsageError,
 )
 from launcher.jobs.job import GONE, Job, command
 from launcher.runs.attempts import (
@@ -145,10 +142,7 @@ def no_attempt_left_error(plan: Plan, tries: Sequence[AttemptEntry]) -> LaunchEr
         return NoCapacity(f"{problem}; attempts:\n{lines}", f"{longer}\n{fixes}".strip())
     if last is None or not last.stops:
         return NoCapacity(f"no capacity for run {run} in any placement of the plan; attempts:\n{lines}", fixes)
-    code = exit_code(last)
-    kinds = (UsageError, JobFailed, NotAuthorised, NoCapacity)
-    kind = next((error for error in kinds if error.exit_code == code), LaunchError)
-    return kind(f"run {run} was refused: {last.cause}" + (f"\n{lines}" if len(tries) > 1 else ""), fixes)
+    return error_of(last)(f"run {run} was refused: {last.cause}" + (f"\n{lines}" if len(tries) > 1 else ""), fixes)
 
 
 def block_next_attempt(ledger: Ledger, last: Job, diagnosis: Diagnosis) -> bool:

@@ -26,6 +26,7 @@ from launcher.remote.connection import connect_to
 from launcher.runs.context import ENGINE, LocalContext, RunContext
 from launcher.runs.ledger import Ledger
 from launcher.runs.on_host import HostContext, host_and_run, remember, remembered_hosts
+from launcher.runs.run_folder import storage_of
 from launcher.runs.snapshot import job_from_entry, with_request
 from launcher.services import request
 from launcher.services.base import GoneError
@@ -74,10 +75,7 @@ class FoundRun(Struct, frozen=True, kw_only=True):
     @property
     def storage(self) -> Storage | None:
         """Return the opened run folder; None: the run has none, or it cannot be opened."""
-        try:
-            return open_folder(self.folder) if self.folder else None
-        except LaunchError:
-            return None
+        return storage_of(self.folder)
 
 
 # --- This machine ----------------------------------------------------------------------------------------------------

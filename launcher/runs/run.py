@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from launch_train.runfolder.starts import RunMetrics
-from launcher.errors import UsageError
+from launcher.errors import LaunchError, UsageError
+from launcher.gcp.storage import open_folder
 from launcher.images.pipeline import Report
 from launcher.inputs.gather import project
 from launcher.inputs.gcloud_config import person
@@ -28,9 +30,9 @@ from launcher.runs.exporting import export_checkpoint
 from launcher.runs.find import FoundRun, NoSuchRun, in_folder, one_run, searched
 from launcher.runs.follow import checked_plan, watch_job
 from launcher.runs.logs.line import Line
-from launcher.runs.metrics.gpu_nodes import Node
-from launcher.runs.metrics.progress import Progress
-from launcher.runs.run_folder import open_run_folder, read_results, read_run_folder, storage_of
+from launcher.runs.metrics.gpu_nodes import Node, read_nodes
+from launcher.runs.metrics.progress import Progress, ProgressReader
+from launcher.runs.run_folder import ANSWER_SECONDS, open_run_folder, read_results, storage_of
 from launcher.runs.submit import (
     RunEvent,
     RunWatcher,
@@ -81,10 +83,19 @@ class RunStatus(Struct, frozen=True, kw_only=True):
 
 def status_of(run: FoundRun) -> RunStatus:
     """Return the status of a run that was just looked up; reads its folder."""
-    folder = read_run_folder(run)
+    status = RunStatus(run=run.id, job=run.job, jobs=run.jobs)
+    try:
+        if run.folder:
+            storage = open_folder(run.folder).within(ANSWER_SECONDS)
+            status = replace(status, attempts=run.context.attempts(storage))
+            number = next((entry.number for entry in reversed(status.attempts) if entry.job == run.job.name), 1)
+            status = replace(status, progress=ProgressReader(storage, run.job, attempt=number).read_new())
+            status = replace(status, nodes=read_nodes(storage))
+    except LaunchError as error:
+        status = replace(status, problem=error.problem)
     if run.job.is_here and run.job.error:  # which file is unreadable
-        folder = folder._replace(problem=run.job.error.message)
-    return RunStatus(run=run.id, job=run.job, jobs=run.jobs, **folder._asdict())
+        status = replace(status, problem=run.job.error.message)
+    return status
 
 
 def submit(

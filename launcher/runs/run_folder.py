@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from launch_train import runfolder
 from launch_train.runfolder.starts import read_metrics
 from launcher.errors import LaunchError
 from launcher.gcp.storage import open_folder, use_errors
-from launcher.runs.metrics.gpu_nodes import read_nodes
-from launcher.runs.metrics.progress import ProgressReader
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launch_train.runfolder.starts import RunMetrics
-    from launcher.runs.attempts import AttemptEntry
-    from launcher.runs.find import FoundRun
-    from launcher.runs.metrics.gpu_nodes import Node
-    from launcher.runs.metrics.progress import Progress
 
 ANSWER_SECONDS = 20.0
 """Timeout of one request to the run's folder."""
-
-
-class FolderSnapshot(NamedTuple):
-    """The records in a run's folder. `problem` is why it could not be read completely; empty if it could."""
-
-    attempts: tuple[AttemptEntry, ...] = ()
-    progress: Progress | None = None
-    nodes: tuple[Node, ...] = ()
-    problem: str = ""
-
-
-def read_run_folder(run: FoundRun) -> FolderSnapshot:
-    """Read the attempts, progress and nodes from the folder of a run."""
-    job, snapshot = run.job, FolderSnapshot()
-    if not run.folder:
-        return snapshot
-    try:
-        storage = open_folder(run.folder).within(ANSWER_SECONDS)
-        snapshot = snapshot._replace(attempts=run.context.attempts(storage))
-        number = next((entry.number for entry in reversed(snapshot.attempts) if entry.job == job.name), 1)
-        snapshot = snapshot._replace(progress=ProgressReader(storage, job, attempt=number).read_new())
-        return snapshot._replace(nodes=read_nodes(storage))
-    except LaunchError as error:
-        return snapshot._replace(problem=error.problem)
 
 
 def open_run_folder(run: str, folder: str | None) -> Storage:

@@ -16,8 +16,9 @@ from launcher.diagnosis import (
     Scope,
     diagnose_end,
     diagnose_refusal,
-    exit_code,
+    error_of,
 )
+from launcher.errors import LaunchError
 from launcher.jobs.job import ENDED, GONE, Failure
 from tests.diagnosis.test_api_error import REFUSALS
 from tests.diagnosis.test_job_end import ENDS, job
@@ -26,8 +27,7 @@ from tests.diagnosis.test_vm_errors import REFUSALS as VM_REFUSALS
 from tests.diagnosis.wordings import FLEX, PLAIN, SPOT, VM, told
 
 CODES = {
-    0: {"succeeded"},
-    1: {"disabled", "image", "output", "busy", "unfit", "lost"},
+    1: {"succeeded", "disabled", "image", "output", "busy", "unfit", "lost"},
     2: {"invalid", "machine"},
     3: {"user", "unknown", "expired", "cancelled"},
     4: {"permission", "credentials", "project"},
@@ -38,7 +38,7 @@ CODES = {
 def test_exit_codes() -> None:
     found: dict[int, set[str]] = {code: set() for code in CODES}
     for kind in get_args(Kind):
-        found[exit_code(Diagnosis(scope="permanent", kind=kind, cause=""))].add(kind)
+        found[error_of(Diagnosis(scope="permanent", kind=kind, cause="")).exit_code].add(kind)
     assert found == CODES
 
 
@@ -64,7 +64,7 @@ def fit_for_a_person(diagnosis: Diagnosis) -> None:
     assert diagnosis.cause
     assert diagnosis.scope in get_args(Scope)
     assert diagnosis.kind in get_args(Kind)
-    assert exit_code(diagnosis) in range(6)
+    assert issubclass(error_of(diagnosis), LaunchError)
     assert not re.search(r"[\x00-\x1f\x7f\ud800-\udfff]", diagnosis.cause + diagnosis.fix)
 
 

@@ -12,7 +12,7 @@ from launcher.clock import Clock
 from launcher.jobs.job import ENDED
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
-from launcher.runs.driver import RunDriver, Submitted
+from launcher.runs.driver import AttemptStarted, RunDriver
 from launcher.runs.ledger import Ledger
 from launcher.services.base import Service
 from launcher.services.vertex import Vertex
@@ -47,7 +47,7 @@ def submit(
     fresh: bool,
     resume: bool = False,
     **options: Any,
-) -> Submitted:
+) -> AttemptStarted:
     """Return the run's job, for a launch that doesn't watch it."""
     watcher: Any = None
     driver = RunDriver(plan=plan, service=service, ledger=ledger, watcher=watcher, say=say, clock=clock, **options)
@@ -88,7 +88,7 @@ class Site:
         vertex: Vertex | None = None,
         ready: Callable[[Plan], Plan] = ready,
         **options: Any,
-    ) -> Submitted:
+    ) -> AttemptStarted:
         """`launch vertex`, until there is a job."""
         known: dict[str, Any] = {
             "wall_clock": lambda: self.clock() + self.off,

@@ -12,7 +12,7 @@ from launcher.diagnosis import Diagnosis
 from launcher.errors import UsageError
 from launcher.jobs.job import PLAN_LABEL, Job
 from launcher.plan.model import Plan
-from launcher.runs.driver import Submitted
+from launcher.runs.driver import AttemptStarted
 from launcher.runs.endings import RunSucceeded, settle
 from launcher.services import request
 from launcher.services.vertex import Vertex
@@ -49,7 +49,7 @@ def test_a_run_gets_one_job(site: Site, off: float) -> None:
     assert (entry.job, entry.round, entry.region, entry.provisioning) == (got.job.name, 1, "us-central1", "spot")
     assert entry.identity == got.job.labels["launch-identity"]
     again = site.launch()
-    assert again == Submitted(again.job, 1, created=False)
+    assert again == AttemptStarted(job=again.job, number=1, created=False)
     assert again.job.name == got.job.name
     assert len(site.jobs) == 1
 
@@ -89,7 +89,7 @@ def test_the_plan_is_there_before_the_job_and_is_that_of_the_lock(site: Site) ->
 
 def test_a_launch_that_comes_too_late_leaves_the_plan_of_the_job(site: Site) -> None:
     """Both had the same run in view, in other regions; nothing must look as if somebody had changed the plan."""
-    winners: list[Submitted] = []
+    winners: list[AttemptStarted] = []
 
     def slow(plan: Plan) -> Plan:
         winners.append(site.launch(plan=plan_of(regions=["us-east4"])))
@@ -141,7 +141,7 @@ def test_the_image_of_another_machine_type_of_the_run_stays(site: Site) -> None:
 
 
 def test_another_launch_submitted_while_the_image_was_built(site: Site) -> None:
-    other: list[Submitted] = []
+    other: list[AttemptStarted] = []
 
     def slow(plan: Plan) -> Plan:
         other.append(site.launch())

@@ -16,7 +16,7 @@ from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.runs.attempts import AttemptFacts
-from launcher.runs.driver import Submitted
+from launcher.runs.driver import AttemptStarted
 from launcher.runs.endings import RunEnded, RunSucceeded, cancel_and_confirm, settle
 from launcher.runs.ledger import Ledger
 from launcher.services import request
@@ -118,7 +118,7 @@ def test_what_becomes_of_an_attempt_that_is_waited_for_is_the_runs(
     assert len(site.jobs) == 1
 
 
-def submit_with(site: Site, clock: Clock) -> Submitted:
+def submit_with(site: Site, clock: Clock) -> AttemptStarted:
     """`launch vertex --resume`, where this happens while it waits."""
     options: dict[str, Any] = {"fresh": True, "resume": True, "ready": lambda plan: plan, "wall_clock": clock.now}
     return submit(site.plan, site.vertex, site.ledger(), clock, site.said.append, **options)

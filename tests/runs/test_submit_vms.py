@@ -14,7 +14,7 @@ from launcher.errors import LaunchError, NoCapacity, UsageError
 from launcher.jobs.job import Job
 from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
-from launcher.runs.driver import Submitted
+from launcher.runs.driver import AttemptStarted
 from launcher.runs.endings import settle
 from launcher.runs.ledger import Ledger
 from launcher.services import request
@@ -46,7 +46,7 @@ def ready(plan: Plan) -> Plan:
 
 def launch(
     site: Site, vms: Vms | None = None, *, fresh: bool = True, plan: Plan = PLAN, ledger: Ledger | None = None
-) -> Submitted:
+) -> AttemptStarted:
     """`launch vm SPEC --run`, until there is a VM."""
     return submit(
         plan,
@@ -62,7 +62,7 @@ def launch(
     )
 
 
-def ended(site: Site, got: Submitted) -> tuple[Job, Diagnosis]:
+def ended(site: Site, got: AttemptStarted) -> tuple[Job, Diagnosis]:
     """The attempt, watched to its end, which is noted; what it has left is removed."""
     vms = site.launcher()
     while not (job := vms.get(got.job.name)).is_over:
@@ -140,7 +140,7 @@ def test_killed_between_the_insert_and_its_answer(site: Site) -> None:
 
 
 def test_two_launches_at_once_make_one_vm(site: Site) -> None:
-    others: list[Submitted] = []
+    others: list[AttemptStarted] = []
     site.cloud.faults.add(Fault(INSERT, Meanwhile(lambda: others.append(launch(site)))))
     got = launch(site)
     assert {got.job.id, *(one.job.id for one in others)} == {site.cloud.compute.vm(PLAN.run).number}

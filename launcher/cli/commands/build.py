@@ -12,6 +12,7 @@ import typer
 from launcher.catalog import load
 from launcher.cli.options import BuilderFlag, CreateRepository, Flags, Output, OutputFormat, SpecFile, flags_of, gather
 from launcher.cli.ui.documents import printed
+from launcher.cli.ui.plan_page import code_text
 from launcher.cli.ui.progress_bars import progress, report_to
 from launcher.cli.ui.text import LABEL
 from launcher.images import pipeline
@@ -101,8 +102,6 @@ def image_lines(build: ImageBuildRequest, result: ImageResult, seconds: float) -
     if "@" in result.reference and result.reference != image.uri:
         shown.append(f"{'digest':{LABEL}}{result.reference.partition('@')[2]}")
     if not image.pinned:
-        from launcher.cli.ui.plan_page import code_text
-
         code = code_text(image) if image.files else "none"
         shown.append(f"{'code':{LABEL}}{code}; {image.platform}, {image.wheel}")
     return [*shown, "", outcome_text(result, seconds)]

@@ -16,6 +16,7 @@ from launcher.errors import LaunchError, UsageError
 from launcher.inputs.gather import gather, project
 from launcher.inputs.gcloud_config import default_regions
 from launcher.inputs.planning import planned
+from launcher.project.machine import check_machine, read_machine
 from launcher.project.model import Check
 from launcher.project.needs import needs_of
 from launcher.project.preflight import check_needs, check_project
@@ -50,8 +51,6 @@ def doctor(
     """
     halves: dict[str, tuple[Check, ...]] = {}
     if only != "project":
-        from launcher.project.machine import check_machine, read_machine
-
         halves["machine"] = check_machine(read_machine(os.environ))
     if only != "machine":
         halves["project"] = project_half(spec, region, target)

@@ -12,6 +12,7 @@ from launcher.cli.flows.cloud import here, say_not_searched
 from launcher.cli.help_page import WHERE, option
 from launcher.cli.options import AcceptHostKey, AllRuns, Mine, Output, OutputFormat, Regions, time_option
 from launcher.cli.ui import run_table
+from launcher.cli.ui.documents import printed
 from launcher.cli.ui.streams import say
 from launcher.cli.ui.text import WIDTH
 from launcher.errors import UsageError, refuse_with
@@ -113,8 +114,6 @@ def show_runs(
 
 def show_list(run_list: RunList, wanted: RunFilter, output: Output, *, everything: bool) -> None:
     if output is not Output.text:
-        from launcher.cli.ui.documents import printed
-
         printed(run_table.list_data(run_list), output)
         return
     width = max(WIDTH, shutil.get_terminal_size().columns)

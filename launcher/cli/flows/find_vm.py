@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import launcher.clock
 from launcher.cli.ui.streams import say
-from launcher.diagnosis import Diagnosis, RequestContext, diagnose_refusal, exit_code
-from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UnreachableError, UsageError
+from launcher.diagnosis import Diagnosis, RequestContext, diagnose_refusal, error_of
+from launcher.errors import LaunchError, NoCapacity, UnreachableError, UsageError
 from launcher.inputs.gather import project
 from launcher.jobs.job import RUN_LABEL
 from launcher.jobs.vm import VmInstance
@@ -128,9 +128,7 @@ def refusal_error(error: CreateRefused, machine: VmInstance) -> LaunchError:
     diagnosis = diagnose_refusal(error.refusal, context)
     if diagnosis.kind == "stockout":
         return no_capacity(machine, diagnosis)
-    kinds = (UsageError, NotAuthorised, NoCapacity)
-    kind = next((kind for kind in kinds if kind.exit_code == exit_code(diagnosis)), LaunchError)
-    return kind(f"{machine.name}: {diagnosis.cause}", diagnosis.fix)
+    return error_of(diagnosis)(f"{machine.name}: {diagnosis.cause}", diagnosis.fix)
 
 
 def no_capacity(machine: VmInstance, diagnosis: Diagnosis) -> NoCapacity:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from functools import partial
-from typing import Any
 
 from launcher.catalog import Price
 from launcher.cli.flows import launch
@@ -14,6 +13,8 @@ from launcher.cli.flows.find_vm import display_time
 from launcher.cli.flows.print_logs import PlainView
 from launcher.cli.flows.ssh_access import check_access, remote
 from launcher.cli.options import Output
+from launcher.cli.ui.data import machine_data
+from launcher.cli.ui.documents import printed
 from launcher.cli.ui.event_printer import EventPrinter
 from launcher.cli.ui.text import WIDTH, wrapped
 from launcher.cli.ui.vm_text import price_and_end
@@ -27,32 +28,20 @@ from launcher.project.vm_checks import has_external_ip
 from launcher.runs.cloud import CloudContext
 from launcher.runs.driver import RunDriver
 from launcher.runs.ledger import Ledger
+from launcher.runs.submit import RunWatcher
 from launcher.runs.submit import preflight as check_placements
 from launcher.services.base import GoneError
-from launcher.services.compute.vm_cost import price_of
+from launcher.services.compute.vm_cost import disks_of, price_of
 from launcher.services.compute.workstation import CHECK, wait_ready
-from launcher.services.router import Services
 from launcher.signals import signals_stop
 from launcher.ssh.command import missing_gcloud
 
 
-class VmWatcher:
-    """The driver's watcher: prints events. `job` is the last state of the VM."""
-
-    def __init__(self, service: Services, printer: EventPrinter) -> None:
-        self._service, self._printer = service, printer
-        self.job: Job | None = None
+class VmWatcher(RunWatcher):
+    """The driver's watcher of a VM to work on, which prints no lines here."""
 
     def view(self, job: Job, number: int) -> PlainView:
-        return PlainView(self._service, job)
-
-    def report(self, event: Any) -> None:
-        self.job = getattr(event, "job", None) or self.job
-        self._printer(event)
-
-    def error_in_output(self) -> str:
-        """Return an empty text: a VM prints no lines here."""
-        return ""
+        return PlainView(self._context.of_run(None), job)
 
 
 def create_workstation(
@@ -66,7 +55,7 @@ def create_workstation(
     for warning in plan.warnings:
         printer.say("\n".join(wrapped(warning, WIDTH - len("launch: "))))
     service = cloud.service
-    watcher = VmWatcher(service, printer)
+    watcher = VmWatcher(cloud, printer, None)
 
     def checked(plan: Plan) -> Plan:
         """Return the plan after the preflight checks. Raises PlanRefused; LaunchError: SSH would not work from here."""
@@ -152,10 +141,6 @@ def vm_interrupted_text(job: Job | None, name: str) -> str:
 def show_workstation(machine: VmInstance, price: Price, output: Output, now: float, *, is_ready: bool) -> None:
     """Print the VM, its price and end, and how to connect to it."""
     if output is not Output.text:
-        from launcher.cli.ui.data import machine_data
-        from launcher.cli.ui.documents import printed
-        from launcher.services.compute.vm_cost import disks_of
-
         printed({**machine_data(machine, disks_of(machine, ()), now), "ready": is_ready}, output)
         return
     name = machine.name
