@@ -17,25 +17,25 @@ from msgspec.structs import replace
 
 from launch_train import runfolder
 from launch_train.common.storage import OutputError
+from launcher import catalog
 from launcher.errors import LaunchError, UsageError
 from launcher.gcp.parallel import together
 from launcher.gcp.storage import open_folder
 from launcher.inputs.gather import project
 from launcher.inputs.gcloud_config import person
-from launcher.jobs.job import OWNER_LABEL, SWEEP_LABEL
+from launcher.jobs.job import OWNER_LABEL, SWEEP_LABEL, Job
 from launcher.plan.names import is_owned_by
 from launcher.runs.cloud import open_cloud
 from launcher.runs.context import LocalContext
 from launcher.runs.find import RUNS, FoundRun, all_runs, is_named
 from launcher.runs.local_progress import read_local_progress
 from launcher.runs.metrics.progress import parse_record
-from launcher.runs.run_cost import job_usd
 from launcher.runs.sweep.record import parse_points, record_name
+from launcher.services import request
 from launcher.services.local.run_folder_job import jobs_below
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
-    from launcher.jobs.job import Job
     from launcher.runs.context import LaunchContext
     from launcher.runs.metrics.progress import Progress
     from launcher.runs.sweep.find import Sweep
@@ -231,6 +231,30 @@ def entry_of(run: FoundRun, account: str, now: float) -> ListedRun:
         problem=job.error.message if job.is_here and job.error else "",
         job=job,
     )
+
+
+def job_usd(job: Job, now: float) -> float | None:
+    """Return the cost of a job's machines so far in USD, without disks; None: the price is unknown.
+
+    It is 0 before they started, and on this machine.
+    """
+    if job.started is None or job.is_here:
+        return 0.0
+    price = usd_per_hour(job)
+    return None if price is None else price * max(0.0, (job.ended or now) - job.started) / 3600
+
+
+def usd_per_hour(job: Job) -> float | None:
+    """Return the price of all nodes of a job, or None if it is unknown."""
+    requested, known = request.read(job.request), catalog.load()
+    shapes = known.machines.get(requested.machine_type, ())
+    shape = next((candidate for candidate in shapes if candidate.gpus == requested.gpus), None) or (
+        shapes[0] if len(shapes) == 1 else None
+    )
+    if shape is None:
+        return None
+    price = known.price(shape, "compute" if job.zone else "vertex", requested.provisioning, job.place)
+    return None if price.usd is None else price.usd * requested.nodes
 
 
 def user_name(number: int) -> str:

@@ -17,10 +17,14 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
+from launch_train.common.config import local_paths, parse, problems, user_functions
+from launch_train.common.contract import RESERVED, RESERVED_PREFIXES
+from launch_train.common.loopback import is_loopback
 from launcher.jobs.job import SWEEP_LABEL
 from launcher.spec.kinds import BUCKET, ZONE
 from launcher.spec.models import BUILTIN, OCCUPIED, SOURCES, SYSTEM, JobSpec, Run
 from launcher.spec.nodes import Path, clipped
+from launcher.spec.secret_detection import known_secret, looks_secret, masked, secrets_in
 
 if TYPE_CHECKING:
     from launch_train.common.config import Config
@@ -78,9 +82,6 @@ def trainer_config(spec: JobSpec) -> Iterator[Finding]:
         fix = "pass settings to your own program with run.args or env"
         yield Finding(("run", "config"), "is read only by the built-in trainer (run.module: launch_train)", fix)
         return
-    from launch_train.common.config import problems
-    from launcher.spec.secret_detection import secrets_in
-
     secret = [at for at, _ in secrets_in(run.config, ())]
     for path, what, fix in problems(run.config):
         if any(paths_overlap(path, at) for at in secret):
@@ -150,8 +151,6 @@ def config_of(run: Run) -> Config:
 
 @lru_cache(maxsize=64)
 def _parsed(config: bytes) -> Config:
-    from launch_train.common.config import parse
-
     return parse(msgspec.json.decode(config))
 
 
@@ -159,8 +158,6 @@ def custom_functions(run: Run) -> dict[str, str]:
     """Return the custom functions (MODULE:FUNCTION) in `run.config`, by setting; without functions of PyTorch & co."""
     if not run.is_builtin or not run.config:
         return {}
-    from launch_train.common.config import user_functions
-
     functions = {f"run.config.{key}": name for key, name in user_functions(run.config).items()}
     return {key: name for key, name in functions.items() if re.split("[.:]", name)[0] not in INSTALLED}
 
@@ -173,8 +170,6 @@ def data_paths(run: Run) -> dict[str, str]:
     """Return the local data paths in `run.config`, by setting; without buckets and built-in data sets."""
     if not run.is_builtin or not run.config:
         return {}
-    from launch_train.common.config import local_paths
-
     return {f"run.config.{key}": path for key, path in local_paths(run.config).items()}
 
 
@@ -183,8 +178,6 @@ def webhook(spec: JobSpec) -> Iterator[Finding]:
     wanted = spec.notify
     if wanted is None:
         return
-    from launch_train.common.loopback import is_loopback
-
     if wanted.webhook.startswith("http://") and not is_loopback(wanted.webhook):
         yield Finding(("notify", "webhook"), "http:// would send the run's data unencrypted", "use https://")
     yield from duplicates(("notify", "on"), wanted.on, "remove the duplicates")
@@ -327,8 +320,6 @@ def persistent_resource(spec: JobSpec) -> Iterator[Finding]:
 
 def output_location(spec: JobSpec) -> Iterator[Finding]:
     """The output is a folder in a bucket, or a local path."""
-    from launcher.spec.secret_detection import known_secret, masked
-
     where = spec.output
     if where is None:
         return
@@ -380,8 +371,6 @@ def labels(spec: JobSpec) -> Iterator[Finding]:
 
 def variable_names(spec: JobSpec) -> Iterator[Finding]:
     """The spec's variables must not collide with each other, the platform's or launch's."""
-    from launch_train.common.contract import RESERVED, RESERVED_PREFIXES
-
     for section in ("env", "secrets"):
         for name in getattr(spec, section):
             if name in RESERVED or name.startswith(RESERVED_PREFIXES):
@@ -396,8 +385,6 @@ def variable_names(spec: JobSpec) -> Iterator[Finding]:
 
 def secrets_in_env(spec: JobSpec) -> Iterator[Finding]:
     """The cloud stores and shows a job's request, so values in `env` are not secret."""
-    from launcher.spec.secret_detection import looks_secret, masked
-
     for name, value in spec.env.items():
         if looks_secret(name, value):
             fix = f"store it in Secret Manager, and reference it: secrets.{name}: projects/P/secrets/S/versions/latest"
@@ -406,8 +393,6 @@ def secrets_in_env(spec: JobSpec) -> Iterator[Finding]:
 
 def secrets_in_program(spec: JobSpec) -> Iterator[Finding]:
     """Arguments and config have no telling variable name, so only well-known kinds of secrets are found there."""
-    from launcher.spec.secret_detection import masked, secrets_in
-
     for field in ("command", "args", "config", "resume_args"):
         for at, text in secrets_in(getattr(spec.run, field) or (), ("run", field)):
             what = f"{masked(text)} contains a secret, and others can read the request"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,23 +16,7 @@ from launcher.cli.ui.spec_changes import changes_data, markdown
 from launcher.cli.ui.text import printable
 from launcher.errors import LaunchError, PlanRefused, UsageError
 from launcher.inputs.checking import check_specs, compare_specs, find_specs
-from launcher.plan.model import Target
 from launcher.text import plural
-
-
-class On(StrEnum):
-    """What a spec runs on."""
-
-    vertex = "vertex"
-    vm = "vm"
-    local = "local"
-
-
-class TextFormat(StrEnum):
-    """The form of the text output."""
-
-    text = "text"
-    github = "github"
 
 
 def check(
@@ -42,15 +25,17 @@ def check(
     ] = None,
     *,
     target: Annotated[
-        On | None, option(RUN, "--target", help="What to plan for; default: what each spec can run on.")
+        Literal["vertex", "vm", "local"] | None,
+        option(RUN, "--target", help="What to plan for; default: what each spec can run on."),
     ] = None,
     project: Annotated[
         str | None,
         option(WHERE, "--project", help="Plan for this project; default: gcloud's.", metavar="PROJECT"),
     ] = None,
-    form: Annotated[TextFormat, option(OUTPUT, "--format", help="github: also print annotations at file and line.")] = (
-        TextFormat.text
-    ),
+    form: Annotated[
+        Literal["text", "github"],
+        option(OUTPUT, "--format", help="github: also print annotations at file and line."),
+    ] = "text",
     against: Annotated[
         str | None,
         option(OUTPUT, "--against", help="Print what changed since a git commit, as Markdown.", metavar="REF"),
@@ -62,19 +47,19 @@ def check(
     Prints a line for each spec: its target and the upper bound of its cost, or why it is refused. Nothing is sent.
     Exits with 0 if all specs pass, else with 2.
     """
-    if form is TextFormat.github and output_format is not Output.text:
+    is_github = form == "github"
+    if is_github and output_format is not Output.text:
         raise UsageError(f"--format github cannot be combined with -o {output_format}", "Remove one of them.")
-    paths, on = specs or [Path()], cast("Target | None", target)
-    is_github = form is TextFormat.github
+    paths = specs or [Path()]
     shown = log_line if is_github else printable
     try:
         if against is not None:
-            changes = compare_specs(paths, against, target=on, project=project)
+            changes = compare_specs(paths, against, target=target, project=project)
             checked = [change.after for change in changes if change.after]
             data, lines = changes_data(changes, against), chain(map(shown, markdown(changes, against)))
         else:
             files = find_specs(paths)
-            checked = check_specs(files.specs, target=on, project=project)
+            checked = check_specs(files.specs, target=target, project=project)
             table = map(shown, check_lines(checked, files.other_files))
             data = check_data(checked, files.other_files)
             lines = chain(table, annotation_lines(checked) if is_github else ())

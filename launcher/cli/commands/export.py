@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from launcher.cli.flows.find_run import run_folder_of
@@ -15,20 +14,11 @@ from launcher.runs.exporting import export_checkpoint
 from launcher.text import size_text
 
 
-class ExportFormat(StrEnum):
-    """The formats of `launch_train.export`."""
-
-    safetensors = "safetensors"
-    hf = "hf"
-    torch = "torch"
-    dcp = "dcp"
-
-
 def export(
     run: RunName,
     *,
     kind: Annotated[
-        ExportFormat,
+        Literal["safetensors", "hf", "torch", "dcp"],
         option(OUTPUT, "--format", help="hf: for transformers; dcp: torch.distributed.checkpoint."),
     ],
     step: Annotated[
@@ -62,7 +52,7 @@ def export(
     wanted = step_number(step)
     name, folder = run_folder_of(run, regions, last=last)
     done = export_checkpoint(
-        name, folder, kind.value, target, step=wanted, weights_only=weights_only, tokenizer=tokenizer, say=say
+        name, folder, kind, target, step=wanted, weights_only=weights_only, tokenizer=tokenizer, say=say
     )
     for note in done.notes:
         say(note)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import to_builtins
 
 from launcher import catalog
-from launcher.catalog.offers import MODELS, OfferQuery, offers
+from launcher.catalog.offers import MODELS, OfferQuery, Sort, offers
 from launcher.cli.help_page import COST, MACHINE, OUTPUT, WHERE, option
 from launcher.cli.options import AcceptHostKey, Offline, Output, OutputFormat
 from launcher.cli.ui.documents import printed
@@ -22,14 +21,6 @@ from launcher.text import did_you_mean, either, near
 
 if TYPE_CHECKING:
     from launcher.services.compute.capacity import LiveOffer
-
-
-class Order(StrEnum):
-    """The orders of the table."""
-
-    price = "price"
-    memory = "memory"
-    flops = "flops"
 
 
 def gpus(
@@ -59,7 +50,7 @@ def gpus(
     ] = None,
     accept_host_key: AcceptHostKey = False,
     offline: Offline = False,
-    sort: Annotated[Order, option(OUTPUT, "--sort", help="Cheapest, most memory or most FLOP/s first.")] = Order.price,
+    sort: Annotated[Sort, option(OUTPUT, "--sort", help="Cheapest, most memory or most FLOP/s first.")] = "price",
     output_format: OutputFormat = Output.text,
 ) -> None:
     """List GPUs with memory, speed, regions and prices.
@@ -124,7 +115,7 @@ def query_of(
     region: list[str],
     provisioning: list[str] | None,
     max_usd: float | None,
-    sort: Order,
+    sort: Sort,
 ) -> OfferQuery:
     """Return the query of these flags. Raises UsageError: a value is invalid."""
     if max_usd is not None and not max_usd > 0:
@@ -138,7 +129,7 @@ def query_of(
     if memory and not size:
         raise UsageError(f"--memory: invalid size {memory[:80]!r}", "For example: --memory 40GB")
     memory_gb = float(size[1]) if size else None
-    return OfferQuery(type=type, memory_gb=memory_gb, max_usd=max_usd, sort=sort.value, **checked)
+    return OfferQuery(type=type, memory_gb=memory_gb, max_usd=max_usd, sort=sort, **checked)
 
 
 def known_regions(named: list[str]) -> tuple[str, ...]:

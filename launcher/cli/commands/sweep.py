@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -36,15 +35,7 @@ from launcher.runs.sweep.plan import SweepPlan, plan_sweep, point_settings
 from launcher.spec.sweep import parse_axes
 from launcher.text import plural, usd_text
 
-
-class To(StrEnum):
-    """Target of the points."""
-
-    local = "local"
-    vertex = "vertex"
-    vm = "vm"
-
-
+To = Literal["local", "vertex", "vm"]
 Where = Annotated[To, option(WHERE, "--to", help="Vertex AI, VMs, or this machine.")]
 Random = Annotated[int | None, option(RUN, "--random", help="Draw N random points instead of the grid.", metavar="N")]
 Seed = Annotated[int | None, option(RUN, "--seed", help="Seed of the random points; default: 0.", metavar="N")]
@@ -65,7 +56,7 @@ def sweep(
     ctx: typer.Context,
     spec: SpecFile = None,
     *,
-    to: Where = To.vertex,
+    to: Where = "vertex",
     random: Random = None,
     seed: Seed = None,
     max_parallel: Parallel = None,
@@ -92,7 +83,7 @@ def sweep(
             raise UsageError(f"{flag} {count}: expected at least 1", f"For example: {flag} 4")
     if seed is not None and random is None:
         raise UsageError("--seed needs --random", "A grid has no random points. For example: --random 20")
-    planned = plan_of(to.value, spec, flags, random=random, seed=seed or 0, offline=offline)
+    planned = plan_of(to, spec, flags, random=random, seed=seed or 0, offline=offline)
     if dry_run:
         printed(planned.to_dict(), output_format, page=sweep_lines(planned))
         return
@@ -120,7 +111,7 @@ def check_sweep_flags(
     watched = {"--detach": detach, "--watch-for": watch_for}
     if dry_run:
         refuse_with("--dry-run", watched)
-    if to is To.local:
+    if to == "local":
         refuse_with("--to local", watched, "Points on this machine end with the command.")
     if detach and (watch_for or max_parallel):
         other = "--watch-for" if watch_for else "--max-parallel"

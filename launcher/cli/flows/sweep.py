@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,17 +14,50 @@ from launcher.cli.flows.confirm import confirm_cost
 from launcher.cli.flows.launch import LaunchOptions
 from launcher.cli.options import Flags, Output
 from launcher.cli.ui.documents import printed
-from launcher.cli.ui.event_printer import EventPrinter
-from launcher.cli.ui.sweep_printer import SweepPrinter
+from launcher.cli.ui.event_printer import STATES, EventPrinter, after, time_of_day
+from launcher.cli.ui.streams import say
+from launcher.cli.ui.text import utc_stamp
 from launcher.errors import JobFailed, LaunchError, NoCapacity, NotAuthorised, StillRunning
 from launcher.plan.model import Plan
-from launcher.runs.sweep.events import PointRun, cause_of
+from launcher.runs.sweep.events import PointChanged, PointRun, cause_of
 from launcher.runs.sweep.in_cloud import CloudSweep
 from launcher.runs.sweep.on_this_machine import LocalSweep
 from launcher.runs.sweep.plan import SweepPlan
 from launcher.runs.sweep.submit import point_preparer
 from launcher.signals import signals_stop
 from launcher.text import plural
+
+
+class SweepPrinter:
+    """Prints a line to stderr when a point starts, changes its state, or ends. May be called on several threads."""
+
+    def __init__(self, sweep: SweepPlan) -> None:
+        self._width = len(str(len(sweep.points)))
+        self._count = len(sweep.points)
+        self._lock = threading.Lock()
+
+    def say(self, text: str) -> None:
+        """Print a message of launch, of one or more lines."""
+        with self._lock:
+            say(text)
+
+    def __call__(self, event: PointChanged) -> None:
+        run, when = event.run, time_of_day()
+        if run.had_ended:
+            when = " " * len(when)
+            cause = f": {cause_of(run)}" if run.error and run.state != "cancelled" else ""
+            text = f"already {run.state}{f' on {utc_stamp(run.ended)}' if run.ended else ''}{cause}"
+        elif event.kind == "ended":
+            cause = f": {run.error.problem.splitlines()[0]}" if run.error and run.state != "cancelled" else ""
+            text = f"{run.state}{after(run.job) if run.job else ''}{cause}"
+        elif event.kind == "state" and run.job:
+            text = STATES.get(run.job.state, run.job.state)
+        else:
+            place = f" in {run.job.place}" if run.job else ""
+            text = f"{'started' if event.kind == 'started' else 'already started'}{place}"
+        number = f"{run.point.number:>{self._width}}/{self._count}"
+        with self._lock:
+            print(f"{when}  {number}  {run.point.run}  {text}  ({run.point.text})", file=sys.stderr, flush=True)
 
 
 def run_sweep(

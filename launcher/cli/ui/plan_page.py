@@ -10,8 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from launch_train.common.config import parse
+from launcher import catalog
 from launcher.cli.options import Output
 from launcher.cli.ui.text import LABEL, WIDTH, labelled, wrapped
+from launcher.jobs.vm import of_instance
+from launcher.plan.build import with_hidden_webhook
+from launcher.plan.cost import billed_hours, ceiling_in_hours, hourly_ceiling
+from launcher.plan.estimate import START_HOURS
+from launcher.plan.image import BASE_TORCH, CONDA_TORCH
+from launcher.plan.memory.fit import memory_line
+from launcher.plan.placement import choose
+from launcher.plan.vertex_request import gcloud_command
+from launcher.plan.yaml_text import as_yaml
+from launcher.spec.models import Mount, Notify
 from launcher.text import either, exact_duration, hourly_price, plural, rough_duration, size_text, usd_text
 
 if TYPE_CHECKING:
@@ -38,8 +50,6 @@ def show_plan(
     """Print the plan of a spec; `image`: the job runs in containers of the image (launch local --docker). `settings`
     have the fields that settings files have set, and their cap. `python` runs the job on this machine. `explain`: with
     formulas, bounds and all attempts."""
-    from launcher.plan.build import with_hidden_webhook
-
     plan = with_hidden_webhook(plan)
     if output is Output.json:
         print(json.dumps(msgspec.to_builtins(plan), indent=2, ensure_ascii=False))
@@ -54,8 +64,6 @@ def show_plan(
 
 def yaml_lines(plan: Plan) -> Iterator[str]:
     """Yield the first attempt's request; for Vertex AI the CustomJobSpec, with the gcloud command as a comment."""
-    from launcher.plan.yaml_text import as_yaml
-
     first = plan.attempts[0]
     if plan.target != "vertex":
         method = "bulkInsert" if "instanceProperties" in first.request else "insert"
@@ -68,8 +76,6 @@ def yaml_lines(plan: Plan) -> Iterator[str]:
         yield comments[plan.target]
         yield as_yaml(first.request)
         return
-    from launcher.plan.vertex_request import gcloud_command
-
     yield f"# {plan.run}: attempt 1 of {len(plan.attempts)}, {first.provisioning} in {first.region}."
     yield f"# To submit it, save this as {plan.run}.vertex.yaml, push the image (launch push) and run:"
     file = f"{plan.run}.vertex.yaml"  # not job.yaml, which may be the spec
@@ -169,10 +175,6 @@ def plan_facts(
 def memory_lines(plan: Plan, spec: JobSpec, explain: bool) -> Iterator[str]:
     """Yield the memory that the run needs on each machine type. It is not part of the plan, whose digest is in the
     requests."""
-    from launcher import catalog
-    from launcher.plan.memory.fit import memory_line
-    from launcher.plan.placement import choose
-
     machines = choose(spec, catalog.load(), plan.target)
     lines = {chosen.name: memory_line(spec, chosen, brief=not explain) for chosen in machines}
     of_gpu = {machine.gpu: lines[machine.machine_type] for machine in plan.machines}
@@ -224,9 +226,6 @@ def setup_lines(spec: dict[str, Any], image: Image) -> Iterator[str]:
 
 def time_lines(plan: Plan, explain: bool) -> Iterator[str]:
     """Yield how long the run takes and how that is known, and how long it may wait for a machine."""
-    from launch_train.common.config import parse
-    from launcher.plan.estimate import START_HOURS
-
     limits = plan.limits
     if limits.hours_expected is None:
         yield f"duration unknown: {limits.hours_basis}; stops after {limits.hours:g} h"
@@ -248,8 +247,6 @@ def time_lines(plan: Plan, explain: bool) -> Iterator[str]:
 def notify_lines(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the events that are sent to a webhook; its URL is a secret."""
     if notify := plan.spec.get("notify"):
-        from launcher.spec.models import Notify
-
         wanted = msgspec.convert(notify, Notify)
         form = " as Slack text" if wanted.format == "slack" else ""
         yield "notify", f"{', '.join(wanted.on)}: sent to the webhook{form}"
@@ -257,8 +254,6 @@ def notify_lines(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def mount_lines(plan: Plan) -> Iterator[str]:
     """Yield what is mounted at each folder of the container, and what happens to it after the job."""
-    from launcher.spec.models import Mount
-
     for mount in (msgspec.convert(mount, Mount) for mount in plan.spec.get("mounts", ())):
         name = f"gs://{mount.bucket}" if mount.bucket else mount.source
         end = ", deleted with its VM" if mount.new_disk_gb else ", read-only" if mount.read_only else ""
@@ -323,8 +318,6 @@ def machine_lines(plan: Plan, explain: bool) -> Iterator[str]:
 
 def torch_text(image: Image) -> str:
     """Return the image's PyTorch: its CUDA build, with the release if the spec brings one, or whose it is."""
-    from launcher.plan.image import BASE_TORCH, CONDA_TORCH
-
     if image.torch:
         return f"torch {image.torch.version}+{image.torch.build}"
     whose = {BASE_TORCH: "the base image's PyTorch", CONDA_TORCH: "PyTorch as conda chooses"}
@@ -347,8 +340,6 @@ def limits_text(plan: Plan) -> str:
 
 def lease_text(plan: Plan) -> Iterator[str]:
     """Yield when a VM to work on ends itself before its time limit."""
-    from launcher.jobs.vm import of_instance
-
     parameters = of_instance(plan.attempts[0].request, plan.project).parameters if plan.target == "vm" else {}
     how = "deletes itself" if parameters.get("on_stop") == "delete" else "stops itself"
     known = {"after": parameters.get("lease_seconds"), "when idle for": parameters.get("idle_stop_seconds")}
@@ -366,8 +357,6 @@ def cap_text(limit: float | None, of_settings: tuple[float, str] | None) -> str:
 def cost_lines(plan: Plan, usd_cap: tuple[float, str] | None, explain: bool) -> Iterator[str]:
     """Yield the expected cost, and the upper bound that the cap is compared with; to `explain` them also the hard
     bound, and what they cover."""
-    from launcher.plan.cost import billed_hours, ceiling_in_hours, hourly_ceiling
-
     limits, first, nodes = plan.limits, plan.attempts[0], plan.machine.nodes
     cap = cap_text(limits.usd, usd_cap)
     hourly = expected_price(first) + (f" × {plural(nodes, 'node')}" if nodes > 1 else "")
