@@ -179,9 +179,7 @@ def gather(
 def overrides(flags: Flags) -> "list[Override]":
     """Return the flags as overrides of the spec: the fields they clear, then `--set`, then the other flags, which win.
 
-    Raises:
-        UsageError: flags that cannot be combined.
-        SpecError: an invalid `--set`.
+    Raises UsageError: flags that cannot be combined; SpecError: an invalid `--set`.
     """
     from launcher.spec.reader import Override, parse_set
 
@@ -241,8 +239,7 @@ def provisioning_models(flags: Flags) -> list[str]:
 def place_overrides(flags: Flags) -> "list[Override]":
     """Return the overrides of `--region` and `--zone`; `--zone` alone also sets the regions.
 
-    Raises:
-        UsageError: `--region any` with another region.
+    Raises UsageError: `--region any` with another region.
     """
     from launcher.spec.reader import Override
 

@@ -53,8 +53,7 @@ def append(
     `change` may alter the new image's settings (Env, WorkingDir). The manifest is written last, so an interrupted push
     leaves no image. `on_bytes` is called with a layer's digest, the bytes sent and the layer's size.
 
-    Raises:
-        LaunchError: `base` does not exist or is for another platform, or the registry refuses the image.
+    Raises LaunchError: `base` does not exist or is for another platform, or the registry refuses the image.
     """
     manifest = image_manifest(registry, base, platform)
     if manifest.media_type not in LAYER_TYPES:

@@ -124,8 +124,7 @@ def build_context(source: Source) -> IO[bytes]:
     At the top are the recipe's files, requirements.txt (empty if the user has none), and the folders launch_train/,
     code/ and torch/, which may be empty.
 
-    Raises:
-        UsageError: a file can't be read.
+    Raises UsageError: a file can't be read.
     """
 
     def write(tar: tarfile.TarFile) -> None:

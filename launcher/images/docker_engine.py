@@ -106,8 +106,7 @@ class Engine:
     def connect(cls, environ: Mapping[str, str]) -> Engine:
         """Connect to the engine that the docker command uses: DOCKER_HOST, the current context, or the default socket.
 
-        Raises:
-            EngineError: no engine, no permission, or the SDK is not installed.
+        Raises EngineError: no engine, no permission, or the SDK is not installed.
         """
         try:
             import docker
@@ -341,8 +340,7 @@ def check_listens(url: str) -> None:
 
     The SDK's own error would be less clear, and it would leave a socket open.
 
-    Raises:
-        OSError: no engine, or no permission.
+    Raises OSError: no engine, or no permission.
     """
     parts = urlsplit(url.removeprefix("http+"))
     if parts.scheme == "unix":

@@ -35,8 +35,7 @@ LEFT_OUT = frozenset(
 def node_packages(lock: Path, platform: str, folder: Path, environ: Mapping[str, str]) -> tuple[File, ...]:
     """Download the locked packages for all Python versions into `folder`; return the layer's files.
 
-    Raises:
-        LaunchError: pip is not available, or a package can't be downloaded.
+    Raises LaunchError: pip is not available, or a package can't be downloaded.
     """
     text, target, seen = lock.read_text(encoding="utf-8"), folder / "packages", set[str]()
     for python in PYTHONS:

@@ -82,8 +82,7 @@ class ImageResult(Struct, frozen=True, kw_only=True):
 def push(request: ImageBuildRequest, environ: Mapping[str, str], report: Report) -> ImageResult:
     """Bring the image into the registry, and return it by its digest.
 
-    Raises:
-        LaunchError: no method worked; the error says what to do.
+    Raises LaunchError: no method worked; the error says what to do.
     """
     target, base = references(request.image)
     with Registry(target.host, environ) as registry:
@@ -129,8 +128,7 @@ def build(request: ImageBuildRequest, environ: Mapping[str, str], report: Report
 
     In the second case, `push` sends it later.
 
-    Raises:
-        LaunchError: no method worked; the error says what to do.
+    Raises LaunchError: no method worked; the error says what to do.
     """
     if request.builder in ("append", "cloud-build") or request.image.appends_node:
         return push(request, environ, report)
@@ -148,8 +146,7 @@ def build(request: ImageBuildRequest, environ: Mapping[str, str], report: Report
 def image_in_engine(request: ImageBuildRequest, environ: Mapping[str, str], report: Report) -> ImageResult:
     """Return the image from this machine's engine: as it is, pulled, or built.
 
-    Raises:
-        LaunchError: there is no engine, or the image can neither be pulled nor built.
+    Raises LaunchError: there is no engine, or the image can neither be pulled nor built.
     """
     image, engine = request.image, engine_of(environ, request)
     if engine.has(image.uri):
@@ -185,8 +182,7 @@ def in_registry(image: Image, environ: Mapping[str, str], report: Report) -> str
 def references(image: Image) -> tuple[Reference, Reference]:
     """Parse the names of the image and its dependency image. For a custom image they are the same.
 
-    Raises:
-        UsageError: images can't be pushed to this name.
+    Raises UsageError: images can't be pushed to this name.
     """
     target = parse(image.uri)
     if image.pinned:  # a custom image is never pushed

@@ -51,8 +51,7 @@ class Reference:
 def parse(text: str) -> Reference:
     """Parse a reference by Docker's rules: `python:3.12` is docker.io/library/python:3.12.
 
-    Raises:
-        UsageError: it is invalid.
+    Raises UsageError: it is invalid.
     """
     if "://" in text:
         raise UsageError(f"{text!r} is not an image: it is an address", "Remove the scheme: HOST/NAME:TAG")
@@ -137,8 +136,7 @@ def check_repository(text: str) -> None:
 
     Of Google's names, only LOCATION-docker.pkg.dev/PROJECT/REPOSITORY works.
 
-    Raises:
-        UsageError: they can't.
+    Raises UsageError: they can't.
     """
     reference = parse(text)
     if reference.tag or reference.digest:

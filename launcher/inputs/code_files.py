@@ -47,8 +47,7 @@ def collect_code(folder: Path, without: frozenset[Path] = frozenset()) -> list[F
 
     `without` are files and folders in it that are not code: the spec itself and the output folder.
 
-    Raises:
-        UsageError: it is not a folder, can't be read, has a nested repository, or a link leads out of it.
+    Raises UsageError: it is not a folder, can't be read, has a nested repository, or a link leads out of it.
     """
     if not os.path.isdir(folder):  # noqa: PTH112 -- Path.is_dir raises on a name that is too long
         raise UsageError(
@@ -80,9 +79,8 @@ def without_secrets(
 
     `allowed` are patterns of names that are sent whatever they hold; `override` is the setting or flag for them.
 
-    Raises:
-        UsageError: a file can't be read, or a program or its settings contain a secret. The job may need such a file,
-            so it is not left out.
+    Raises UsageError: a file can't be read, or a program or its settings contain a secret. The job may need such a
+    file, so it is not left out.
     """
     kept, left_out, exposed = list[File](), list[str](), list[str]()
     hashes = dict[Path, Hashed]()
@@ -129,8 +127,7 @@ class CodeCache:
 def check_size(files: Iterable[File], limit_mb: int) -> None:
     """Check that the code is not larger than the limit, without reading it.
 
-    Raises:
-        UsageError: it is larger; the message names the largest files.
+    Raises UsageError: it is larger; the message names the largest files.
     """
     sizes = sorted(((size_of(file.path), file.name) for file in files), reverse=True)
     total = sum(size for size, _ in sizes)
@@ -154,8 +151,7 @@ def size_of(path: Path) -> int:
 def link_target(folder: Path, name: str, path: str) -> str:
     """Return a link's target in the image, relative to the link.
 
-    Raises:
-        UsageError: it leads out of the folder, or to itself.
+    Raises UsageError: it leads out of the folder, or to itself.
     """
     try:
         target = os.readlink(path).replace(os.sep, "/")  # noqa: PTH115 -- Path.readlink normalises the target
@@ -197,8 +193,7 @@ class Listing:
     def files(self, below: str = "") -> Iterator[tuple[str, str]]:
         """Yield (name, path) of all files and links below a folder ("" or "…/"). Links are not followed.
 
-        Raises:
-            UsageError: a folder can't be read, or it is a repository that can't be included (see `_listed_by_git`).
+        Raises UsageError: a folder can't be read, or it is a repository that can't be included (see `_listed_by_git`).
         """
         listed = git.list_files(self._path(below))
         return self._walked(below) if listed is None else self._listed_by_git(below, listed)

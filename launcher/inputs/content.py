@@ -84,8 +84,7 @@ def names_below(folder: Path) -> Iterator[str]:
 def single(field: str, path: Path) -> Content:
     """Return the content of one file that the spec names, such as a wheel.
 
-    Raises:
-        UsageError: it is not a file, or can't be read.
+    Raises UsageError: it is not a file, or can't be read.
     """
     if not os.path.isfile(path):  # noqa: PTH113 -- Path.is_file raises on a name that is too long
         raise UsageError(f"{field}: {path} is not a file", "The path is relative to the spec file.", field=field)
@@ -103,8 +102,7 @@ def content(files: Iterable[File], read: Callable[[Path], Hashed] | None = None)
     `read` returns what `hashed` does, for a file that was read before. Names are hashed as the bytes on the disk, which
     need not be UTF-8.
 
-    Raises:
-        UsageError: a file can't be read.
+    Raises UsageError: a file can't be read.
     """
     size, digests = 0, []
     for file in files:
@@ -147,8 +145,7 @@ def hashed(path: Path, on_chunk: Callable[[bytes], None] = lambda _chunk: None) 
 
     Only the owner's execute bit counts. The others depend on the umask of the person who checked the file out.
 
-    Raises:
-        UsageError: it can't be read.
+    Raises UsageError: it can't be read.
     """
     try:
         # Unbuffered: for ten thousand small files, Python's buffers cost more than the hashing.

@@ -366,8 +366,7 @@ def built_in(target: Target, *, training: bool) -> Path:
 def full_path(output: str) -> str:
     """Return a local output as an absolute path, with `~` expanded.
 
-    Raises:
-        UsageError: the home folder does not exist, or the path is not valid UTF-8.
+    Raises UsageError: the home folder does not exist, or the path is not valid UTF-8.
     """
     try:
         path = Path(output).expanduser().resolve().as_posix()
@@ -390,8 +389,7 @@ def folder_of(path: Path) -> Path | None:
 def code_folder(spec: JobSpec, beside: Path | None) -> Path | None:
     """Return `image.code`, or the spec's folder if it names a script, module, functions or data files there, or None.
 
-    Raises:
-        UsageError: a folder is needed, but the spec was not read from a file.
+    Raises UsageError: a folder is needed, but the spec was not read from a file.
     """
     if folder := below(beside, "image.code", spec.image.code):
         return Path(os.path.realpath(folder))
@@ -429,8 +427,7 @@ FROM_CONTEXT = r"(?im)^\s*(?:(?:COPY|ADD)\s+(?!--from)|RUN\s+.*--mount=type=bind
 def below(beside: Path | None, field: str, name: str | None) -> Path | None:
     """Return the path of a field that is relative to the spec's folder; None if the field is not set.
 
-    Raises:
-        UsageError: the path is relative, but the spec was not read from a file.
+    Raises UsageError: the path is relative, but the spec was not read from a file.
     """
     if name is None:
         return None
@@ -493,9 +490,7 @@ def project(
 
     `files` are by default the user's own settings; a run on this machine has none.
 
-    Raises:
-        NoProject: no project is set.
-        UsageError: it is not a project ID.
+    Raises NoProject: no project is set; UsageError: it is not a project ID.
     """
     if files is None:
         files = () if target == "local" else (read_user_settings(environ),)

@@ -53,8 +53,7 @@ def list_files(folder: str) -> Listed | None:
 
     Return None if git is not installed, the folder is in no checkout, or the checkout ignores it.
 
-    Raises:
-        UsageError: git refuses the repository. Without its list, the job's code would differ from other machines'.
+    Raises UsageError: git refuses the repository. Without its list, the job's code would differ from other machines'.
     """
     top = checkout_of(os.path.realpath(folder))
     if top is None:

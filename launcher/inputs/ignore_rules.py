@@ -37,11 +37,7 @@ def read_dockerignore(folder: Path) -> DockerIgnore:
 
 
 def parse_rule(line: str) -> Rule | None:
-    """Parse a line; return None for a comment or an empty line.
-
-    Raises:
-        ValueError: Docker would refuse the line.
-    """
+    """Parse a line; return None for a comment or an empty line. Raises ValueError: Docker would refuse the line."""
     text = line.strip()
     if not text or line.startswith("#"):
         return None
@@ -158,8 +154,7 @@ T = TypeVar("T")
 def parse_lines(path: Path, parse: Callable[[str], T]) -> Iterator[T]:
     """Parse each line, in the encoding of this machine's file names. Yield nothing if the file does not exist.
 
-    Raises:
-        UsageError: the file can't be read, or `parse` rejects a line.
+    Raises UsageError: the file can't be read, or `parse` rejects a line.
     """
     try:
         lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")

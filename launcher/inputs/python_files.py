@@ -149,8 +149,7 @@ def check_module(spec: JobSpec, code: UserCode, python: Interpreter | None) -> t
     """Return a warning if only a package in `image.requirements` can provide `run.module`. `python` runs the job on
     this machine.
 
-    Raises:
-        UsageError: neither the code nor the image, or that Python, has it.
+    Raises UsageError: neither the code nor the image, or that Python, has it.
     """
     module, image = spec.run.module, spec.image
     if (
@@ -187,8 +186,7 @@ def check_syntax(spec: JobSpec, code: UserCode, base: str, python: Interpreter |
 
     `base` is the image's base image, which determines the Python version; `python` runs the job on this machine.
 
-    Raises:
-        UsageError: no Python that the image may have can parse a file.
+    Raises UsageError: no Python that the image may have can parse a file.
     """
     here = ".".join(map(str, sys.version_info[:2]))
     of_image = tuple(map(int, filter(None, python_of_tag(spec.image.base or base).split("."))))

@@ -80,8 +80,7 @@ def read_requirements(path: Path, names: Sequence[str] = (), python: str | None 
 
     `python` is that of a custom base, or empty if it is unknown; None: launch's own base.
 
-    Raises:
-        UsageError: it can't be read, contains a password, or refers to a file on this machine.
+    Raises UsageError: it can't be read, contains a password, or refers to a file on this machine.
     """
     if path.suffix in (".yml", ".yaml"):
         return Requirements(of_conda(path), files=(File("environment.yml", path),))

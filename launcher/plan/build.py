@@ -42,8 +42,7 @@ NOTHING_AFTER_LIMIT = AfterLimit(seconds=0, restarts=0)
 def plan(spec: JobSpec, catalog: Catalog, context: Context) -> Plan:
     """Return everything that a launch will do.
 
-    Raises:
-        PlanRefused: the spec cannot work, or could cost more than limits.usd.
+    Raises PlanRefused: the spec cannot work, or could cost more than limits.usd.
     """
     validate.check_spec(spec, context)
     placements, refused = usable_placements(spec, catalog, context)
@@ -116,8 +115,7 @@ def usable_placements(
 ) -> tuple[tuple[Placement, ...], tuple[str, ...]]:
     """Return the placements of each machine type that can run the spec, and a warning for each other one.
 
-    Raises:
-        PlanRefused: none can.
+    Raises PlanRefused: none can.
     """
     usable: list[Placement] = []
     refused: list[tuple[Chosen, PlanRefused]] = []
@@ -184,8 +182,7 @@ def too_long(
 def image(spec: JobSpec, catalog: Catalog, context: Context) -> Image:
     """Return the image alone, which needs no placement.
 
-    Raises:
-        PlanRefused: the machine does not exist, or cannot run this image.
+    Raises PlanRefused: the machine does not exist, or cannot run this image.
     """
     machines = choose(spec, catalog, context.target)
     for chosen in machines:  # nothing is billed
@@ -195,11 +192,7 @@ def image(spec: JobSpec, catalog: Catalog, context: Context) -> Image:
 
 
 def image_of_machines(spec: JobSpec, catalog: Catalog, context: Context, machines: Sequence[Chosen]) -> Image:
-    """Return the image that all machines of a run use.
-
-    Raises:
-        PlanRefused: they need different ones.
-    """
+    """Return the image that all machines of a run use. Raises PlanRefused: they need different ones."""
     images = [plan_image(spec, catalog, on_machine(context, chosen), chosen) for chosen in machines]
     if images.count(images[0]) < len(images):
         pairs = zip(machines, images, strict=True)
@@ -374,8 +367,7 @@ def request_body(
 def image_family(spec: JobSpec, catalog: Catalog, chosen: Chosen) -> str:
     """Return the Deep Learning VM image family to boot; empty if the spec names an image.
 
-    Raises:
-        PlanRefused: the catalog has no image family whose driver supports the GPU.
+    Raises PlanRefused: the catalog has no image family whose driver supports the GPU.
     """
     if spec.vm.image_family or spec.vm.image:
         return spec.vm.image_family or ""

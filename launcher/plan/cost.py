@@ -115,8 +115,7 @@ def hourly_ceiling(attempt: Attempt) -> float:
 def check_usd_limit(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> None:
     """Check that the plan cannot cost more than `limits.usd`.
 
-    Raises:
-        PlanRefused: it could, or its cost is unknown. Says how many hours the cap pays for.
+    Raises PlanRefused: it could, or its cost is unknown. Says how many hours the cap pays for.
     """
     cap, nodes = spec.limits.usd, spec.machine.nodes
     if cap is None:
@@ -147,8 +146,7 @@ def ceiling_in_hours(attempt: Attempt, nodes: int, hours: float) -> str:
 def check_lease(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -> None:
     """Check that the lease ends before limits.hours, when Google itself ends the VM.
 
-    Raises:
-        PlanRefused: it does not. Says what the longer time could cost.
+    Raises PlanRefused: it does not. Says what the longer time could cost.
     """
     lease = parse_duration(spec.vm.lease) / 3600 if spec.vm.lease else 0.0
     if lease <= hours:
@@ -165,8 +163,7 @@ def check_lease(attempts: tuple[Attempt, ...], spec: JobSpec, *, hours: float) -
 def check_prices_known(attempts: tuple[Attempt, ...], spec: JobSpec, cap: float) -> None:
     """Check that every price has an upper bound, which a cap needs.
 
-    Raises:
-        PlanRefused: names the first attempt without one.
+    Raises PlanRefused: names the first attempt without one.
     """
     unknown = next((attempt for attempt in attempts if attempt.usd_ceiling is None), None)
     if unknown:

@@ -109,8 +109,7 @@ def check_image_contents(
     """Check an image that launch did not build, or the base whose PyTorch an image uses, with the `packages` of
     image.requirements. What is unknown is not checked.
 
-    Raises:
-        PlanRefused: it is for another processor or GPU, or lacks what starts the program.
+    Raises PlanRefused: it is for another processor or GPU, or lacks what starts the program.
     """
     field = "image.uri" if spec.image.uri else "image.base"
     name = spec.image.uri or spec.image.base or ""

@@ -23,8 +23,7 @@ NAMED = 6
 def provisioning(spec: JobSpec, machine: MachineType, target: Target) -> tuple[str, ...]:
     """Return the provisioning models, in fallback order.
 
-    Raises:
-        PlanRefused: the service does not offer the machine with one of the models.
+    Raises PlanRefused: the service does not offer the machine with one of the models.
     """
     allowed, default = machine.provisioning(SERVICE[target]), machine.provisioning_default(SERVICE[target])
     if spec.vertex.persistent_resource and target == "vertex":
@@ -78,8 +77,7 @@ def fallback_order(
 def placements_of(spec: JobSpec, context: Context, catalog: Catalog, chosen: Chosen) -> tuple[Placement, ...]:
     """Return the placements of a machine type, by provisioning model.
 
-    Raises:
-        PlanRefused: no region is set, or the machine is not available in one.
+    Raises PlanRefused: no region is set, or the machine is not available in one.
     """
     machine = chosen.machine
     if context.target == "local" or machine is None:
@@ -208,9 +206,8 @@ def candidates(catalog: Catalog, machine: MachineType, model: str, target: Targe
 def choose(spec: JobSpec, catalog: Catalog, target: Target) -> tuple[Chosen, ...]:
     """Return the machine for each of the spec's types, with the same number of GPUs; a rehearsal has the first alone.
 
-    Raises:
-        PlanRefused: the service has no such machine (`launch local` accepts any number of GPUs), or the types cannot
-            be combined.
+    Raises PlanRefused: the service has no such machine (`launch local` accepts any number of GPUs), or the types cannot
+    be combined.
     """
     machines = tuple(machine_of_type(spec, catalog, target, name) for name in spec.machine.types)
     if target == "local" or len(machines) == 1:

@@ -53,8 +53,7 @@ FROM_SOURCE = ("flash-attn",)
 def torch_of(spec: JobSpec, catalog: Catalog, context: Context, chosen: Chosen) -> Torch | None:
     """Return the PyTorch that the requirements ask for; None if the recipe's own serves them.
 
-    Raises:
-        PlanRefused: no release that they allow has a build for the machine. The error names what would work.
+    Raises PlanRefused: no release that they allow has a build for the machine. The error names what would work.
     """
     packages, torch = context.packages, first(context.packages, "torch")
     if torch and torch.url:
@@ -452,8 +451,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
 def recipe_of(spec: JobSpec, catalog: Catalog, context: Context, torch: Torch | None, wheel: str) -> Recipe | None:
     """Return what a spec's own Dockerfile must do; None if containers/train.Dockerfile does it.
 
-    Raises:
-        PlanRefused: a package can't be built in the image.
+    Raises PlanRefused: a package can't be built in the image.
     """
     packages = context.packages
     check_source_builds(spec, catalog, packages, torch)
@@ -809,8 +807,7 @@ def host_recipe(
 
     `python` is the version of its Python; launch's packages for the built-in trainer need 3.11.
 
-    Raises:
-        PlanRefused: no PyTorch that the requirements allow runs there.
+    Raises PlanRefused: no PyTorch that the requirements allow runs there.
     """
     packages, pinned, minor = context.packages, known_release(catalog, PINNED), f"{python[0]}.{python[1]}"
     image = Image(python=minor, wheel=spec.image.wheel if gpu else "cpu")

@@ -406,8 +406,7 @@ TOKENS = ("causal-lm", "masked-lm")
 def check_model(spec: JobSpec, catalog: Catalog) -> None:
     """Check the type of a transformers model, its task, and that a model of text has a block size.
 
-    Raises:
-        PlanRefused: the image's transformers has no such type, or the trainer could not build samples for it.
+    Raises PlanRefused: the image's transformers has no such type, or the trainer could not build samples for it.
     """
     if not spec.run.is_builtin:
         return

@@ -223,8 +223,7 @@ def metadata(
 ) -> list[dict[str, str]]:
     """Return all metadata items. OS Login replaces SSH keys; the script reports its progress in guest attributes.
 
-    Raises:
-        PlanRefused: environment or arguments exceed the limits of VM metadata or of a process.
+    Raises PlanRefused: environment or arguments exceed the limits of VM metadata or of a process.
     """
     if not context.startup:
         raise ValueError("a VM needs the startup script")
@@ -246,11 +245,7 @@ def metadata(
 
 
 def parameters(spec: JobSpec, context: Context, shared: Shared, placement: Placement) -> str:
-    """Return the item `launch` as canonical JSON.
-
-    Raises:
-        PlanRefused: it is too large.
-    """
+    """Return the item `launch` as canonical JSON. Raises PlanRefused: it is too large."""
     container = expanded(shared.container) if shared.container else None
     values = (
         training_parameters(spec, context, shared, placement, container) if container else workstation_parameters(spec)

@@ -145,8 +145,7 @@ def points(axes: Sequence[Axis], count: int | None, seed: int) -> tuple[Point, .
 
     A random point depends on the seed and its number alone, so a larger `count` adds points to the same ones.
 
-    Raises:
-        UsageError: nothing is swept, a grid has a range, or there are too many points.
+    Raises UsageError: nothing is swept, a grid has a range, or there are too many points.
     """
     if not axes:
         raise UsageError("no setting has several values, so there is nothing to sweep", f"For example: {EXAMPLE}")

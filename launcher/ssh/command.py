@@ -164,8 +164,7 @@ def choose_route(machine: VmInstance, gcloud: str | None, environ: Mapping[str, 
 
     `gcloud` is the path of that program. With `tunnel`, IAP is used even if the VM has an external address.
 
-    Raises:
-        LaunchError: the VM is not running, or the tunnel needs gcloud.
+    Raises LaunchError: the VM is not running, or the tunnel needs gcloud.
     """
     refuse_stopped(machine)
     if machine.external_ip and not tunnel:

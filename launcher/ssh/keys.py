@@ -39,8 +39,7 @@ def home(environ: Mapping[str, str]) -> Path:
 def ensure_key(folder: Path, report: Callable[[str], None]) -> Path:
     """Return the private key in ~/.ssh. If it does not exist, create it and report that. The public key is in KEY.pub.
 
-    Raises:
-        LaunchError: it can't be created.
+    Raises LaunchError: it can't be created.
     """
     key = folder / KEY
     public = key.with_name(f"{KEY}.pub")

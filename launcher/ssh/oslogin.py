@@ -36,9 +36,7 @@ class OsLogin:
     def user(self, key: str, region: str, now: float) -> str:
         """Return the user name; register a public key for it if needed.
 
-        Raises:
-            UsageError: the account is unknown.
-            LaunchError: refused, or no answer for a minute.
+        Raises UsageError: the account is unknown; LaunchError: refused, or no answer for a minute.
         """
         profile = self._profile()
         if not (name := oslogin_user(profile)) or not has_key(profile, key, now):

@@ -51,8 +51,7 @@ class Remote(NamedTuple):
     ) -> int:
         """Run a command, or a shell, with this process's terminal; return its exit code.
 
-        Raises:
-            LaunchError: ssh itself failed.
+        Raises LaunchError: ssh itself failed.
         """
         with temporary_folder("ssh") as folder:
             log = Path(folder, "log")

@@ -44,8 +44,7 @@ def push(
 
     With `delete`, files of earlier pushes that are not among `files` are removed there.
 
-    Raises:
-        LaunchError: it failed; some files may have been copied, and the same push completes them.
+    Raises LaunchError: it failed; some files may have been copied, and the same push completes them.
     """
     names = b"".join(os.fsencode(file.name) + b"\0" for file in files)
     answer = prepare(remote, destination, names, delete)

@@ -341,8 +341,7 @@ ALLOWED = frozenset({"output"})
 def load_request(path: Path, spec: Path | None, flags: Flags) -> dict[str, Any]:
     """Return the request in a file, or the first request of a plan; `--output` moves its run folder.
 
-    Raises:
-        UsageError: the file is not the JSON of a CustomJob, or a spec or a spec flag is given too.
+    Raises UsageError: the file is not the JSON of a CustomJob, or a spec or a spec flag is given too.
     """
     extra = [f"the spec {spec}"] if spec else []
     for name, value in flags._asdict().items():

@@ -61,9 +61,7 @@ def confirm_cost(
     A driver asks just before it creates the first job of a new or resumed run; nothing is asked about one that is
     active or has succeeded. Without a terminal, old prices are only reported.
 
-    Raises:
-        UsageError: it has no limit, and there is no terminal.
-        LaunchError: the answer is no.
+    Raises UsageError: it has no limit, and there is no terminal; LaunchError: the answer is no.
     """
     if yes or not is_expensive(plan):
         return

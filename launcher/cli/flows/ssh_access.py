@@ -42,8 +42,7 @@ def remote(
 
     With `register`, a missing key is created and registered with OS Login; without, nothing is changed.
 
-    Raises:
-        LaunchError: the VM is not running, is not reachable from here, or refuses the login.
+    Raises LaunchError: the VM is not running, is not reachable from here, or refuses the login.
     """
     route = choose_route(machine, shutil.which("gcloud"), os.environ, tunnel=tunnel)
     folder = keys.home(os.environ) / ".ssh"

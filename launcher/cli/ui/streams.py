@@ -90,11 +90,7 @@ def say(text: str) -> None:
 
 
 def prepare_streams() -> None:
-    """Set up stdout and stderr of this process.
-
-    Raises:
-        LaunchError: stdout is closed.
-    """
+    """Set up stdout and stderr of this process. Raises LaunchError: stdout is closed."""
     if sys.stderr is None:
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 -- open until the process ends
     elif isinstance(sys.stderr, io.TextIOWrapper):

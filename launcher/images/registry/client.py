@@ -330,8 +330,7 @@ class Registry:
         Behind a proxy that terminates TLS, a registry may return its own address with http:. It gets the original
         scheme.
 
-        Raises:
-            RegistryError: it is on another host, without TLS.
+        Raises RegistryError: it is on another host, without TLS.
         """
         url = urljoin(f"{self._root}/v2/{repository}/", path)
         if self._is_ours(url):
@@ -357,8 +356,7 @@ class Registry:
     def once(self, request: Request) -> Response:
         """Send a request once, and again after renewing refused credentials.
 
-        Raises:
-            TransientError: no response, or a transient failure.
+        Raises TransientError: no response, or a transient failure.
         """
         ours = self._is_ours(request.url)
         header = self._auth.header(request.scopes, self.describe(request)) if ours else None

@@ -260,9 +260,7 @@ class Auth:
 
         `what` is the operation, for error messages.
 
-        Raises:
-            NotAuthorised: no credentials are accepted.
-            RegistryError: the token service fails.
+        Raises NotAuthorised: no credentials are accepted; RegistryError: the token service fails.
         """
         with self._lock:
             grant = self._grants.get(scopes)

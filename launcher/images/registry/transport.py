@@ -216,8 +216,7 @@ class Request:
 class Http:
     """One session, thread-safe. `sent` counts the bytes of request bodies, including retries.
 
-    Raises:
-        LaunchError: the extra `docker` is not installed.
+    Raises LaunchError: the extra `docker` is not installed.
     """
 
     def __init__(self, host: str, clock: Clock = REAL, jitter: Callable[[], float] = JITTER) -> None:
@@ -259,9 +258,7 @@ class Http:
     def send(self, request: Request, authorization: str | None = None) -> Response:
         """Return the response, whatever its status. Redirects of GET and HEAD are followed without credentials.
 
-        Raises:
-            TransientError: no response, but the same request may work later.
-            RegistryError: no response is possible.
+        Raises TransientError: no response, but the same request may work later; RegistryError: no response is possible.
         """
         response = self._once(request, authorization)
         for _ in range(MOST_REDIRECTS):

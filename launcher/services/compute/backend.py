@@ -183,8 +183,7 @@ class Vms(OfGoogle):
 
         A VM whose container has ended deletes itself. VMs of other attempts and workstations are not touched.
 
-        Raises:
-            LaunchError: a VM still exists and is billed.
+        Raises LaunchError: a VM still exists and is billed.
         """
         began = self.clock.now()
         deleted: set[str] = set()

@@ -252,8 +252,7 @@ class Compute:
     def wait(self, operation: Operation, seconds: float) -> Operation:
         """Wait until an operation is done, successful or not, and return it. Outages in between are tolerated.
 
-        Raises:
-            StillRunning: not done after `seconds`. UnreachableError: no answer at that time. GoneError.
+        Raises StillRunning: not done after `seconds`. UnreachableError: no answer at that time. GoneError.
         """
         until, intervals = self.clock.now() + seconds, iter(POLL_INTERVALS)
         while not operation.done:

@@ -117,8 +117,7 @@ def wait_ready(
 ) -> tuple[VmInstance, str]:
     """Wait until a VM is ready; return it and the check's output. `report` receives each step once.
 
-    Raises:
-        LaunchError: it did not become ready; has the reason, if known. The VM is not changed.
+    Raises LaunchError: it did not become ready; has the reason, if known. The VM is not changed.
     """
     waiter = ReadyWaiter(machine, compute, run_check, report, clock)
     while (out := waiter.poll()) is None:

@@ -157,8 +157,7 @@ def is_native(platform: str, architecture: str) -> bool:
 def output_folders(job: ParsedJob) -> list[str]:
     """Return the local folders that the job writes to, without those inside another one.
 
-    Raises:
-        UsageError: a path is relative, which means another folder in a container.
+    Raises UsageError: a path is relative, which means another folder in a container.
     """
     paths = {place.removeprefix("file://").rstrip("/") for place in (job.run_folder, job.base) if is_local(place)}
     for path in paths:

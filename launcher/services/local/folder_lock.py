@@ -23,8 +23,7 @@ def lock_run_folder(folder: Path) -> Iterator[bool]:
     The folder itself is locked (flock(2)): nothing is written, and the kernel releases it when this process ends, even
     by kill -9. On a file system without locks every process gets it.
 
-    Raises:
-        UsageError: the folder can't be created or opened.
+    Raises UsageError: the folder can't be created or opened.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

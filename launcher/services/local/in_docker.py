@@ -69,8 +69,7 @@ def rehearse(
     `environ` is this process's environment, of which the endpoints are passed on. `on_left` is called if the replicas
     wrote files into their working directories, which are lost with the containers.
 
-    Raises:
-        LaunchError: no engine; or an image is not available, is for another platform, or lacks the command.
+    Raises LaunchError: no engine; or an image is not available, is for another platform, or lacks the command.
     """
     engine = connect(environ)
     api, rendered = engine.api, render(job, job_id, environ, engine, say)
@@ -245,8 +244,7 @@ def remove_resources(api: Any, job: str, cleanup: subprocess.Popen[bytes]) -> No
     """Remove the job's containers and network, and end the cleanup process. After an error or Ctrl-C, that process
     removes them.
 
-    Raises:
-        EngineError: the engine is gone, or does not remove them.
+    Raises EngineError: the engine is gone, or does not remove them.
     """
     by_hand = f"docker rm -f $(docker ps -aq --filter label={LABEL}={job}); docker network rm launch-{job}"
     with docker_errors(f"can't remove the containers of job {job}"):

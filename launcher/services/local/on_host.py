@@ -66,9 +66,8 @@ def rehearse(
     are passed on. `on_left` is called after the replicas' end (also after Ctrl-C) if they wrote files into their
     working directories.
 
-    Raises:
-        LaunchError: the command can't be started, this machine has no ports for so many replicas, or the code can't be
-            copied.
+    Raises LaunchError: the command can't be started, this machine has no ports for so many replicas, or the code can't
+    be copied.
     """
     addresses = local_addresses(job)
     with temporary_folder("replicas") as name:

@@ -154,8 +154,7 @@ def fingerprint(job: ParsedJob, code: str) -> str:
 def parse_request(request: Mapping[str, Any]) -> ParsedJob:
     """Parse a CustomJob.
 
-    Raises:
-        UsageError: it is no CustomJob with containers, or has an invalid value. Names the field.
+    Raises UsageError: it is no CustomJob with containers, or has an invalid value. Names the field.
     """
     job = required_section(request, "jobSpec", dict, "jobSpec")
     pools = required_section(job, "workerPoolSpecs", list, "jobSpec.workerPoolSpecs")
