@@ -35,7 +35,7 @@ class Vms:
         """A VM to work on that runs."""
         operation = self.compute.insert(zone, body(name, zone, **changes), str(uuid4()))
         self.clock.advance(UP_SECONDS)
-        assert not self.compute.operation(zone, operation.name).failed
+        assert not self.compute.operation(zone, operation.name).refusal
         return self.compute.instance(zone, name)
 
     def train(self, name: str = RUN, nodes: Sequence[str] = (), **changes: Any) -> VmInstance:

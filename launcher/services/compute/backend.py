@@ -228,7 +228,7 @@ class Vms(OfGoogle):
         if creation and creation.group:
             group = self.compute.operations_of_group(zone, creation.group)
             operations = (
-                *(operation for operation in group if operation.failed and operation not in operations),
+                *(operation for operation in group if operation.refusal and operation not in operations),
                 *operations,
             )
         job = job_of_deleted_vm(base, name, operations, time_limit_of(machine) if machine else None)

@@ -21,7 +21,7 @@ from launcher.gcp.api import Api, RestClient, Service, answer_behind, open_clien
 from launcher.gcp.parallel import of_create
 from launcher.jobs.orphans import Disk
 from launcher.jobs.vm import READY, VmInstance, last_url_part, of_instance, seconds
-from launcher.services.base import GoneError
+from launcher.services.base import CreateRefused, GoneError
 
 SERVICE: Final = Service("compute", "Compute Engine", "roles/compute.instanceAdmin.v1")
 SEND_SECONDS: Final = 8.0
@@ -53,19 +53,6 @@ COMPANIONS: Final = frozenset({"VM_MIN_COUNT_NOT_REACHED"})
 """Codes that only report the effect of another error of the same operation."""
 
 
-class OperationError(Struct, frozen=True, kw_only=True):
-    """One of an operation's errors. `reason` and `metadata` come from its ErrorInfo.
-
-    For a quota, the metadata has quota_metric, quota_limit (Cloud Quotas' id), quota_limit_value, and its dimensions
-    (region, gpu_family).
-    """
-
-    code: str
-    message: str
-    reason: str = ""
-    metadata: Mapping[str, str] = {}
-
-
 class Operation(Struct, frozen=True, kw_only=True):
     """A zonal operation. Times are Unix seconds by Google's clock. None: not yet."""
 
@@ -87,27 +74,19 @@ class Operation(Struct, frozen=True, kw_only=True):
     """The email of the user or service account that requested it, or "system"."""
     inserted: float
     ended: float | None = None
-    http_status: int = 0
-    """The HTTP status, if it failed."""
-    errors: tuple[OperationError, ...] = ()
+    refusal: Refusal | None = None
+    """Its most informative error, if it failed."""
 
     @property
     def done(self) -> bool:
         """Return whether it has ended, successful or not."""
         return self.status == "DONE"
 
-    @property
-    def failed(self) -> bool:
-        """Return whether it has ended with an error."""
-        return self.done and (bool(self.errors) or self.http_status >= 400)
-
-    @property
-    def refusal(self) -> Refusal:
-        """Return its most informative error as a refusal."""
-        error = next((error for error in self.errors if error.code not in COMPANIONS), None)
-        error = error or next(iter(self.errors), OperationError(code="", message=f"HTTP {self.http_status}"))
-        code = self.http_status or 400
-        return Refusal(code=code, message=error.message, reason=error.code, metadata=error.metadata, service="compute")
+    def checked(self) -> Operation:
+        """Return it unless it has failed. Raises CreateRefused."""
+        if self.refusal:
+            raise CreateRefused(f"Compute Engine: {self.refusal.message}", self.refusal)
+        return self
 
 
 class Compute:
@@ -373,12 +352,22 @@ def operation_of(operation: Mapping[str, Any]) -> Operation:
         user=operation.get("user", ""),
         inserted=seconds(operation.get("insertTime")) or 0.0,
         ended=seconds(operation.get("endTime")),
-        http_status=int(operation.get("httpErrorStatusCode", 0)),
-        errors=tuple(map(operation_error, operation.get("error", {}).get("errors", ()))),
+        refusal=refusal_of(operation),
     )
 
 
-def operation_error(error: Mapping[str, Any]) -> OperationError:
+def refusal_of(operation: Mapping[str, Any]) -> Refusal | None:
+    """Return the most informative error of an Operation; None: it has not failed, or not ended.
+
+    For a quota, the metadata has quota_metric, quota_limit (Cloud Quotas' id), quota_limit_value, and its dimensions
+    (region, gpu_family).
+    """
+    errors, status = operation.get("error", {}).get("errors", ()), int(operation.get("httpErrorStatusCode", 0))
+    if operation.get("status") != "DONE" or not (errors or status >= 400):
+        return None
+    unknown: Mapping[str, Any] = {"message": f"HTTP {status}"}
+    first = next(iter(errors), unknown)
+    error = next((error for error in errors if error.get("code") not in COMPANIONS), first)
     details = error.get("errorDetails", ())
     info: Mapping[str, Any] = next((each["errorInfo"] for each in details if "errorInfo" in each), {})
     quota: Mapping[str, Any] = next((each["quotaInfo"] for each in details if "quotaInfo" in each), {})
@@ -389,11 +378,12 @@ def operation_error(error: Mapping[str, Any]) -> OperationError:
         "quota_limit": quota.get("limitName"),
         "quota_limit_value": f"{quota['limit']:g}" if "limit" in quota else None,
     }
-    return OperationError(
-        code=error.get("code", ""),
+    return Refusal(
+        code=status or 400,
         message=error.get("message", ""),
-        reason=info.get("reason", ""),
+        reason=error.get("code", ""),
         metadata={**texts(info.get("metadatas", {})), **texts(quota_facts)},
+        service="compute",
     )
 
 

@@ -39,7 +39,7 @@ def create_vms(
     is_bulk = "instanceProperties" in body
     send = compute.bulk_insert if is_bulk else compute.insert
     try:
-        operation = require_success(send(zone, body, request_id))
+        operation = send(zone, body, request_id).checked()
         if is_bulk:
             return wait_for_head(compute, operation, attempt, body)
     except CreateRefused as error:
@@ -65,7 +65,7 @@ def wait_for_head(compute: Compute, operation: Operation, attempt: Attempt, body
             raise UnreachableError(f"Compute Engine accepted the request for {name}, but the VM has not appeared")
         compute.clock.sleep(POLL_SECONDS)
         if not operation.done:
-            operation = require_success(compute.operation(operation.zone, operation.name))
+            operation = compute.operation(operation.zone, operation.name).checked()
 
 
 def explain_name_taken(
@@ -94,13 +94,6 @@ def explain_name_taken(
     if has_ended or machine.status not in ("PENDING", "PROVISIONING", "STAGING", "RUNNING", "REPAIRING"):
         return transient_refusal(f"{name} of the previous attempt is shutting down", error)
     return UnreachableError(f"VM {name} of this run already exists")
-
-
-def require_success(operation: Operation) -> Operation:
-    """Return an operation unless it has failed. Raises CreateRefused."""
-    if operation.failed:
-        raise CreateRefused(f"Compute Engine: {operation.refusal.message}", operation.refusal)
-    return operation
 
 
 def pending_job(name: str, created: float, attempt: Attempt, body: Mapping[str, Any]) -> Job:

@@ -166,7 +166,7 @@ def job_of_deleted_vm(
         return None
     first = creation or operations[-1]
     job = base or unseen_job(name, first.target_name, first.inserted)
-    started = job.started or (creation.ended if creation and creation.done and not creation.failed else None)
+    started = job.started or (creation.ended if creation and creation.done and not creation.refusal else None)
     return replace(job, state=end.state, error=end.failure, started=started, ended=end.ended)
 
 
@@ -175,13 +175,13 @@ def end_of(operations: Sequence[Operation], time_limit: float | None) -> End | N
 
     If `time_limit` is unknown, a deletion by Google itself counts as the time limit.
     """
-    failures = (operation for operation in operations if operation.kind in CREATE_KINDS and operation.failed)
-    if failed := next((operation for operation in failures if operation.refusal.reason != CREATE_CANCELLED), None):
-        refusal = failed.refusal
-        code = CODES.get(refusal.code, 3 if refusal.code < 500 else 13)
-        reason = refusal.reason or "UNKNOWN"
-        failure = Failure(code=code, message=refusal.message, reason=reason, metadata=refusal.metadata)
-        return End("FAILED", failure, failed.ended)
+    for operation in operations:
+        refusal = operation.refusal
+        if operation.kind in CREATE_KINDS and refusal and refusal.reason != CREATE_CANCELLED:
+            code = CODES.get(refusal.code, 3 if refusal.code < 500 else 13)
+            reason = refusal.reason or "UNKNOWN"
+            failure = Failure(code=code, message=refusal.message, reason=reason, metadata=refusal.metadata)
+            return End("FAILED", failure, operation.ended)
     creation = creation_of(operations)
     if creation and not creation.done and len(operations) == 1:
         return End("PENDING", None, None)

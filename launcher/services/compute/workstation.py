@@ -87,9 +87,7 @@ def wait_for_operation(compute: Compute, operation: Operation, say: Say) -> Oper
             say(f"still waiting for Compute Engine ({compute.clock.now() - began:.0f} s)")
         except UnreachableError as error:
             say(f"temporarily unavailable, retrying: {error.problem}")
-    if operation.failed:
-        raise CreateRefused(f"Compute Engine: {operation.refusal.message}", operation.refusal)
-    return operation
+    return operation.checked()
 
 
 def wait_for_status(compute: Compute, machine: VmInstance, statuses: frozenset[str], say: Say) -> VmInstance:

@@ -82,7 +82,7 @@ def test_a_vm_from_its_insert_to_its_delete(site: Site, compute: Compute) -> Non
     assert (begun.kind, begun.target_name, begun.zone, begun.done) == ("insert", BODY["name"], ZONE, False)
     assert compute.instance(ZONE, begun.target).status == "PROVISIONING"
     made = compute.wait(begun, 60)
-    assert (made.done, made.failed, made.target) == (True, False, begun.target)
+    assert (made.done, made.refusal, made.target) == (True, None, begun.target)
     machine = compute.instance(ZONE, BODY["name"])
     assert (machine.id, machine.status, machine.provisioning) == (begun.target, "RUNNING", "spot")
     assert machine.parameters["run"] == machine.run == BODY["name"]
@@ -259,11 +259,10 @@ def test_a_repeated_delete_is_the_same_delete(site: Site, compute: Compute) -> N
 
 def test_an_operation_that_fails_after_90_s_says_why(site: Site, compute: Compute) -> None:
     site.cloud.compute.capacity.out(ZONE, after=90.0, available=("us-central1-b", "us-central1-f"))
-    failed = compute.wait(compute.insert(ZONE, BODY, UUID + "1"), 300)
-    assert failed.failed
-    assert failed.refusal.reason == "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
-    assert failed.refusal.metadata["zonesAvailable"] == "us-central1-b,us-central1-f"
-    assert (failed.errors[0].reason, failed.http_status) == ("resource_availability", failed.refusal.code)
+    refusal = compute.wait(compute.insert(ZONE, BODY, UUID + "1"), 300).refusal
+    assert refusal
+    assert (refusal.reason, refusal.code) == ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", 503)
+    assert refusal.metadata["zonesAvailable"] == "us-central1-b,us-central1-f"
 
 
 def test_an_outage_during_a_wait_is_waited_out(site: Site, compute: Compute) -> None:

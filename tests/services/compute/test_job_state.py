@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from launcher.diagnosis import Refusal
 from launcher.jobs.job import GONE, Job
 from launcher.jobs.vm import VmInstance
 from launcher.services.compute.client import Operation, operation_of
@@ -61,21 +62,23 @@ def ago(minutes: int) -> float:
 # --- Operations -------------------------------------------------------------------------------------------------------
 
 
+def refusal_in(failed: Operation) -> Refusal:
+    assert failed.refusal
+    return failed.refusal
+
+
 def test_the_first_error_with_details_is_reported() -> None:
-    failed = operation("bulkInsert", 0, COUNT, STOCKOUT)
-    assert failed.refusal.reason == "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
-    assert dict(failed.refusal.metadata) == {"zonesAvailable": "us-central1-b"}
-    assert (failed.refusal.code, failed.refusal.service, failed.errors[1].reason) == (
-        503,
-        "compute",
-        "resource_availability",
-    )
-    assert operation("bulkInsert", 0, COUNT).refusal.reason == "VM_MIN_COUNT_NOT_REACHED"
-    assert operation("insert", httpErrorStatusCode=500).refusal.message == "HTTP 500"
+    refusal = refusal_in(operation("bulkInsert", 0, COUNT, STOCKOUT))
+    assert refusal.reason == "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
+    assert dict(refusal.metadata) == {"zonesAvailable": "us-central1-b"}
+    assert (refusal.code, refusal.service) == (503, "compute")
+    assert refusal_in(operation("bulkInsert", 0, COUNT)).reason == "VM_MIN_COUNT_NOT_REACHED"
+    assert refusal_in(operation("insert", httpErrorStatusCode=500)).message == "HTTP 500"
+    assert operation("insert").refusal is None
 
 
 def test_a_quotas_details() -> None:
-    assert dict(operation("insert", 0, QUOTA).refusal.metadata) == {
+    assert dict(refusal_in(operation("insert", 0, QUOTA)).metadata) == {
         "quota_metric": "compute.googleapis.com/gpus_per_gpu_family",
         "quota_limit": "GPUS-PER-GPU-FAMILY-per-project-region",
         "quota_limit_value": "0",

@@ -80,7 +80,7 @@ def read_snapshot(compute: Compute, machine: VmInstance) -> VmSnapshot:
     )
     # Those that failed or that Google started: compute.instances.preempted, .hostError …
     known = operations if isinstance(operations, tuple) else ()
-    relevant = [each for each in known if each.failed or each.kind.startswith("compute.instances.")]
+    relevant = [each for each in known if each.refusal or each.kind.startswith("compute.instances.")]
     return VmSnapshot(
         machine=machine,
         price=price_of(machine),
@@ -170,7 +170,6 @@ def name_facts(snapshot: VmSnapshot) -> Iterator[tuple[str, str]]:
 
 def operation_error(operation: Operation) -> str | None:
     """Return why an operation failed, or None if it did not."""
-    if not operation.failed:
+    if (refusal := operation.refusal) is None:
         return None
-    refusal = operation.refusal
     return f"{refusal.reason}: {refusal.message}" if refusal.reason else refusal.message
