@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -240,21 +240,14 @@ def job_usd(job: Job, now: float) -> float | None:
     """
     if job.started is None or job.is_here:
         return 0.0
-    price = usd_per_hour(job)
-    return None if price is None else price * max(0.0, (job.ended or now) - job.started) / 3600
-
-
-def usd_per_hour(job: Job) -> float | None:
-    """Return the price of all nodes of a job, or None if it is unknown."""
     requested, known = request.read(job.request), catalog.load()
     shapes = known.machines.get(requested.machine_type, ())
-    shape = next((candidate for candidate in shapes if candidate.gpus == requested.gpus), None) or (
-        shapes[0] if len(shapes) == 1 else None
-    )
-    if shape is None:
+    alike = [shape for shape in shapes if shape.gpus == requested.gpus] or (shapes if len(shapes) == 1 else ())
+    if not alike:
         return None
-    price = known.price(shape, "compute" if job.zone else "vertex", requested.provisioning, job.place)
-    return None if price.usd is None else price.usd * requested.nodes
+    price = known.price(alike[0], "compute" if job.zone else "vertex", requested.provisioning, job.place)
+    hours = max(0.0, (job.ended or now) - job.started) / 3600
+    return None if price.usd is None else price.usd * requested.nodes * hours
 
 
 def user_name(number: int) -> str:
@@ -308,7 +301,10 @@ def with_progress(listed: Sequence[ListedRun]) -> list[ListedRun]:
     number of points of their sweeps."""
     ended = [*dict.fromkeys(group_key(run) for run in listed if not run.is_active)][:NEWEST]
     chosen = [run for run in listed if run.folder and (run.is_active or group_key(run) in ended)]
-    buckets = open_buckets({bucket_of(run.folder) for run in chosen if run.folder})
+    buckets: dict[str, Storage] = {}
+    for url in {bucket_of(run.folder) for run in chosen if run.folder} - {""}:
+        with suppress(LaunchError):
+            buckets[url] = open_folder(url).within(ANSWER_SECONDS)
 
     def read(url: str) -> bytes:
         bucket = bucket_of(url)
@@ -339,12 +335,3 @@ def with_points(listed: Sequence[ListedRun], read: Callable[[str], bytes]) -> li
 def bucket_of(folder: str) -> str:
     """Return gs://BUCKET of a folder in a bucket; empty for another folder."""
     return "/".join(folder.split("/")[:3]) if folder.startswith("gs://") else ""
-
-
-def open_buckets(urls: Iterable[str]) -> dict[str, Storage]:
-    """Open the buckets that can be opened, one client each."""
-    opened = {}
-    for url in filter(None, urls):
-        with suppress(LaunchError):
-            opened[url] = open_folder(url).within(ANSWER_SECONDS)
-    return opened

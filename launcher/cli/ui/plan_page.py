@@ -201,7 +201,11 @@ def image_lines(plan: Plan, used: bool, explain: bool) -> Iterator[str]:
         yield NO_IMAGE if plan.target == "local" else f"not used: {on_host}"
     else:
         tag = f"tag: content hash; {image.platform}, " if explain else ""
-        how = "(custom image, pinned by digest)" if image.pinned else f"({tag}{torch_text(image)})"
+        whose = {BASE_TORCH: "the base image's PyTorch", CONDA_TORCH: "PyTorch as conda chooses"}
+        torch = whose.get(image.wheel, image.wheel)
+        if image.torch:
+            torch = f"torch {image.torch.version}+{image.torch.build}"
+        how = "(custom image, pinned by digest)" if image.pinned else f"({tag}{torch})"
         yield from [f"{image.uri} {how}"] if len(image.uri) + len(how) < WIDTH - LABEL else [image.uri, how]
 
 
@@ -213,7 +217,10 @@ def account_facts(plan: Plan, explain: bool) -> Iterator[tuple[str, str]]:
         yield "secrets", f"{', '.join(secrets)}: read on the machine by {account_text(plan)}"
     if explain or not plan.command:
         yield "limits", limits_text(plan)
-    yield from notify_lines(plan)
+    if notify := plan.spec.get("notify"):  # the webhook's URL is a secret
+        wanted = msgspec.convert(notify, Notify)
+        form = " as Slack text" if wanted.format == "slack" else ""
+        yield "notify", f"{', '.join(wanted.on)}: sent to the webhook{form}"
 
 
 def setup_lines(spec: dict[str, Any], image: Image) -> Iterator[str]:
@@ -242,14 +249,6 @@ def time_lines(plan: Plan, explain: bool) -> Iterator[str]:
         waits = {attempt.provisioning.partition(":")[0]: attempt.wait_seconds for attempt in plan.attempts}
         each = ", ".join(f"{kind} {exact_duration(wait)}" for kind, wait in waits.items() if wait)
         yield f"({each} per attempt; {'' if limits.wait_total_seconds else 'no '}limits.wait_total)"
-
-
-def notify_lines(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield the events that are sent to a webhook; its URL is a secret."""
-    if notify := plan.spec.get("notify"):
-        wanted = msgspec.convert(notify, Notify)
-        form = " as Slack text" if wanted.format == "slack" else ""
-        yield "notify", f"{', '.join(wanted.on)}: sent to the webhook{form}"
 
 
 def mount_lines(plan: Plan) -> Iterator[str]:
@@ -316,35 +315,23 @@ def machine_lines(plan: Plan, explain: bool) -> Iterator[str]:
         yield f"{machine.nodes} × {machine.machine_type}: {', '.join(parts)}{total}"
 
 
-def torch_text(image: Image) -> str:
-    """Return the image's PyTorch: its CUDA build, with the release if the spec brings one, or whose it is."""
-    if image.torch:
-        return f"torch {image.torch.version}+{image.torch.build}"
-    whose = {BASE_TORCH: "the base image's PyTorch", CONDA_TORCH: "PyTorch as conda chooses"}
-    return whose.get(image.wheel, image.wheel)
-
-
 def code_text(image: Image) -> str:
     """Return the number and size of the user's code files: `12 files, 13 kB`."""
     return f"{plural(image.files, 'file')}, {size_text(image.size)}"
 
 
 def limits_text(plan: Plan) -> str:
-    """Return the limits of time and restarts, and the lease."""
+    """Return the limits of time and restarts, and when a VM to work on ends itself before its time limit."""
     limits = plan.limits
     parts = [f"{limits.hours:g} h of billed time"]
     if plan.command:
         parts.append(f"{limits.restarts} restarts without progress")
-    return ", ".join([*parts, *lease_text(plan)])
-
-
-def lease_text(plan: Plan) -> Iterator[str]:
-    """Yield when a VM to work on ends itself before its time limit."""
     parameters = of_instance(plan.attempts[0].request, plan.project).parameters if plan.target == "vm" else {}
     how = "deletes itself" if parameters.get("on_stop") == "delete" else "stops itself"
     known = {"after": parameters.get("lease_seconds"), "when idle for": parameters.get("idle_stop_seconds")}
     if ends := [f"{when} {exact_duration(seconds)}" for when, seconds in known.items() if seconds]:
-        yield f"{how} {' or '.join(ends)}"
+        parts.append(f"{how} {' or '.join(ends)}")
+    return ", ".join(parts)
 
 
 def cap_text(limit: float | None, of_settings: tuple[float, str] | None) -> str:
