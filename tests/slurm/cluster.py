@@ -1,5 +1,6 @@
 """A cluster of Debian's Slurm on this machine: munged, slurmctld and two nodes, each with two GPUs, which are device
-files. It needs root, as slurmd does; it needs no systemd.
+files. It needs root, as slurmd does; it needs no systemd. With LAUNCH_TEST_SLURM_ROOT it is the Slurm of the Debian in
+that folder.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import pytest
 
 from tests.ssh.server import SshServer, free_port
 
-SLURMCTLD = shutil.which("slurmctld", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+ROOT: Final = os.environ.get("LAUNCH_TEST_SLURM_ROOT", "/")
+SLURMCTLD = shutil.which("slurmctld", path="/usr/sbin") or ROOT != "/"
 MUNGED = shutil.which("munged", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 """Debian's packages slurm-wlm and munge."""
 NODES: Final = ("127.0.0.2", "127.0.0.3")
@@ -54,7 +56,8 @@ MinJobAge=3600
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 {more}
-NodeName=127.0.0.[2-3] NodeHostname={host} Port=[{first}-{second}] CPUs=8 RealMemory=8000 Gres=gpu:h100:2
+NodeName=DEFAULT CPUs=8 RealMemory=8000 Gres=gpu:h100:2
+NodeName=127.0.0.[2-3] NodeAddr=127.0.0.[2-3] NodeHostname={host} Port=[{first}-{second}]
 PartitionName=low Nodes=ALL Default=YES PriorityTier=1 GraceTime=20 MaxTime=INFINITE OverTimeLimit=0
 PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF
 PartitionName=short Nodes=ALL PriorityTier=1 MaxTime=2
@@ -62,6 +65,17 @@ PartitionName=short Nodes=ALL PriorityTier=1 MaxTime=2
 
 
 COMMANDS: Final = ("sbatch", "squeue", "scancel", "scontrol", "srun", "sinfo", "sacct")
+PROGRAM: Final = """#!/bin/sh
+export SLURM_CONF={settings}
+[ / -ef {root} ] || exec unshare --mount sh -c '
+  for place in /usr/local/ /*/; do
+    case $place in /usr/|/etc/|/var/|/bin/|/sbin/|/lib*/) continue ;; esac
+    mkdir -p "$0$place" && mount --rbind "$place" "$0$place" || exit
+  done
+  exec /usr/sbin/chroot "$0" "$@"' {root} {program} "$@"
+exec {program} "$@"
+"""
+"""A program of Slurm. One of another Debian sees the files of this machine, but for the system's."""
 
 
 class SlurmCluster:
@@ -69,8 +83,15 @@ class SlurmCluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.env: Mapping[str, str] = {"SLURM_CONF": str(folder / "slurm.conf")}
+        self.programs = folder / "bin"
+        self.env: Mapping[str, str] = {"PATH": f"{self.programs}:{os.environ['PATH']}"}
         self._processes: list[subprocess.Popen[bytes]] = []
+        self.programs.mkdir(parents=True)
+        for name in (*COMMANDS, "slurmctld", "slurmd"):
+            program = f"/usr/{'bin' if name in COMMANDS else 'sbin'}/{name}"
+            text = PROGRAM.format(settings=folder / "slurm.conf", root=ROOT, program=program)
+            (self.programs / name).write_text(text)
+            (self.programs / name).chmod(0o755)
 
     def start(self, *argv: str) -> subprocess.Popen[bytes]:
         """Start one of its daemons."""
@@ -103,7 +124,7 @@ class SlurmCluster:
     def let_in(self, host: SshServer) -> None:
         """Make a host its login node."""
         for name in COMMANDS:
-            host.program(name, f'export SLURM_CONF={self.env["SLURM_CONF"]}; exec /usr/bin/{name} "$@"')
+            host.program(name, f'exec {self.programs}/{name} "$@"')
 
     def stop(self) -> None:
         """End its jobs and daemons."""
@@ -124,13 +145,13 @@ class SlurmCluster:
 @contextmanager
 def a_cluster(folder: Path, *, more: str = "") -> Iterator[SlurmCluster]:
     """Start a cluster. `more`: further lines of its settings."""
-    if SLURMCTLD is None or MUNGED is None:
+    if not SLURMCTLD or MUNGED is None:
         pytest.skip("Slurm is not installed (Debian: slurm-wlm, munge)")
     if os.getuid():
         pytest.skip("slurmd needs root")
-    for name in ("state", "gpu"):
-        (folder / name).mkdir(parents=True)
     cluster = SlurmCluster(folder)
+    for name in ("state", "gpu"):
+        (folder / name).mkdir()
     ports = [free_port() for _ in range(2)]
     first = first_of_two_free_ports()
     spool = Path(tempfile.mkdtemp(prefix="slurm-"))  # the path of a socket there has at most 107 characters
@@ -151,6 +172,8 @@ def a_cluster(folder: Path, *, more: str = "") -> Iterator[SlurmCluster]:
             os.mknod(device, 0o020666, os.makedev(1, 3))
             gres.append(f"NodeName={node} Name=gpu Type=h100 File={device}")
     (folder / "gres.conf").write_text("\n".join(gres) + "\n")
+    if ROOT != "/":
+        (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")  # unknown to 22.05
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)
@@ -160,9 +183,9 @@ def a_cluster(folder: Path, *, more: str = "") -> Iterator[SlurmCluster]:
     try:
         cluster.start(MUNGED, *munged, *files)
         until_true((folder / "munge.socket").exists)
-        cluster.start(SLURMCTLD, "-D")
+        cluster.start("slurmctld", "-D")
         for node in NODES:
-            cluster.start(str(Path(SLURMCTLD).with_name("slurmd")), "-D", "-N", node)
+            cluster.start("slurmd", "-D", "-N", node)
         until_true(lambda: idle_nodes(cluster) == 2, lambda: (folder / "slurmctld.log").read_text()[-3000:])
         yield cluster
     finally:

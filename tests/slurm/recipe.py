@@ -61,10 +61,10 @@ def outputs(text: str, folder: Path) -> list[str]:
         python = folder / "programs" / "python3"  # of this machine, whose account has the home folder `home`
         python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         python.chmod(0o755)
-        path = f"{Path(LAUNCH).parent}:{os.environ['PATH']}"
+        path = f"{Path(LAUNCH).parent}:{cluster.programs}:{os.environ['PATH']}"
         own = {"HOME": str(home), "XDG_STATE_HOME": str(folder / "state"), "COLUMNS": "80", "PATH": path}
         cache = {"XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"]}  # which has the shared connection
-        env = {**WORLD, **cluster.env, **own, **cache}
+        env = {**WORLD, **own, **cache}
         for line, _ in steps(text):
             shown_text = printed(re.sub(r"my-job-\w{8}", run, line), env, project)
             shown_text = re.sub(r"\w{8}(-\w{4}){3}-\w{12}", "742c1b74-3d85-5e5e-ba10-63b482412764", shown_text)

@@ -123,14 +123,15 @@ def batch(root: Path, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_a_job_that_slurm_queued_again_after_its_interruption_continues(
-    root: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     end = root / "jobs" / "id" / "end.json"
-    program(programs, "scontrol", "echo n1")
+    program(programs, "scontrol", f'echo "$@" >> {tmp_path}/asked; echo n1')
     program(programs, "srun", "exit 0")
     end.write_text(json.dumps({"code": 75, "stopped": "interrupted", "time": 1}))
     assert batch(root, monkeypatch) == 0
     assert json.loads(end.read_bytes())["stopped"] == ""
+    assert f"update JobId={NUMBER} Requeue=0" in (tmp_path / "asked").read_text()  # else 24.11 starts it once more
 
 
 @pytest.mark.parametrize("stopped", ["", "cancelled", "expired", "interrupted"])

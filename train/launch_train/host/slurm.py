@@ -373,6 +373,9 @@ def run_batch(root: Path, name: str) -> int:
             end["problem"] = next((line[13:] for line in reversed(lines) if line.startswith("srun: error: ")), "")
     (folder / ".end").write_text(json.dumps(end), encoding="utf-8")
     (folder / ".end").rename(folder / "end.json")
+    try_slurm(
+        "scontrol", "update", f"JobId={number}", "Requeue=0"
+    )  # Slurm 24.11 repeats an earlier preemption's requeue
     for workdir in (root / "work").glob(f"{name}-*"):
         shutil.rmtree(workdir, ignore_errors=True)
     return code
