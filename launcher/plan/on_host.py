@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -29,6 +29,7 @@ def on_host(
     gpus: int,
     price: float | None,
     price_source: str = "--price",
+    peers: Sequence[str] = (),
     is_colab: bool = False,
     usd_limit: float | None = None,
 ) -> Plan:
@@ -36,8 +37,9 @@ def on_host(
 
     `output` is where runs go there: gs://…, /…, ~/…, or relative to ROOT. `code` is the digest of the user's code,
     `python` the interpreter there (empty: one with the `packages`, which may be installed first). `gpus`: how many the
-    job gets, 0: it runs on processors. `price`: USD per hour; None: unknown; `price_source`: what sets it. `is_colab`:
-    the host is a runtime of Google Colab. `usd_limit`: limits.usd.
+    job gets on each host, 0: it runs on processors. `peers`: the hosts of the job's other nodes. `price`: USD per hour
+    and host; None: unknown; `price_source`: what sets it. `is_colab`: the host is a runtime of Google Colab.
+    `usd_limit`: limits.usd.
 
     Raises PlanRefused: the run could cost more than the limit, or its price is unknown.
     """
@@ -69,7 +71,7 @@ def on_host(
         raise PlanRefused(problem, "Lower --hours or --price, or raise --usd.", field="limits.usd")
     rule = "unknown: set --price, USD per hour" if price is None else f"set by {price_source}"
     moved = Attempt(
-        region=host,
+        region=", ".join((host, *peers)),
         zone=None,
         machine_type=host,
         provisioning="standard",
@@ -79,7 +81,15 @@ def on_host(
         usd_hard_bound=price,
         usd_rule=rule,
         usd_excludes=(),
-        request={"host": host, "labels": labels, "code": code, "python": python, "packages": packages, "job": job},
+        request={
+            "host": host,
+            **({"peers": [{"host": peer} for peer in peers]} if peers else {}),
+            "labels": labels,
+            "code": code,
+            "python": python,
+            "packages": packages,
+            "job": job,
+        },
     )
     machine = replace(
         plan.machine, machine_type=host, gpu="GPU", gpus=gpus, gpu_memory_gb=None, vcpus=None, memory_gb=None

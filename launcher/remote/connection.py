@@ -42,7 +42,9 @@ LONGEST_PATH: Final = 45
 while it is made."""
 
 
-ADDRESS: Final = re.compile(r"((?:[^\s@/:-][^\s@/:]*@)?)(\[[0-9A-Fa-f:]+\]|[^\s@/:\[\]-][^\s@/:\[\]]*)(?::(\d{1,5}))?")
+ADDRESS: Final = re.compile(
+    r"((?:[^\s@/:,-][^\s@/:,]*@)?)(\[[0-9A-Fa-f:]+\]|[^\s@/:,\[\]-][^\s@/:,\[\]]*)(?::(\d{1,5}))?"
+)
 """[USER@]HOST[:PORT]; a name that begins with - would be an option of ssh."""
 
 

@@ -1,4 +1,4 @@
-"""A host that ssh reaches under a name: OpenSSH's server on the loopback interface, and settings that name it."""
+"""Hosts that ssh reaches by their names: OpenSSH's servers on the loopback interface, and settings that name them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +30,44 @@ def a_host(
 ) -> Iterator[SshServer]:
     """Start a host that `ssh box` reaches. `python`: the interpreter that its `python3` runs; `known`: its key is;
     `sends_trainer`: launch_train is not there yet."""
-    with SshServer(place / "host") as server:
-        key = make_key(place / "key")
-        server.let_in(key.with_suffix(".pub"))
-        known_hosts = place / "known_hosts"
-        kind, host_key = next(iter(server.host_keys.items()))
-        known_hosts.write_text(f"{NAME} {kind} {host_key}\n" if known else "")
-        settings = place / "ssh_config"
-        settings.write_text(
-            f"Host {NAME}\n  HostName 127.0.0.1\n  Port {server.port}\n  User {server.user}\n  HostKeyAlias {NAME}\n"
-            f"  IdentityFile {key}\n  IdentitiesOnly yes\n  UserKnownHostsFile {known_hosts}\n"
-        )
+    with hosts(place, monkeypatch, {NAME: ""}, python=python, known=known, sends_trainer=sends_trainer) as servers:
+        yield servers[0]
+
+
+@contextmanager
+def hosts(
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    within: Mapping[str, str],
+    *,
+    python: str = "",
+    known: bool = True,
+    sends_trainer: bool = False,
+) -> Iterator[list[SshServer]]:
+    """Start hosts that ssh reaches by their names. `within`: name -> what runs each command there; others as a_host."""
+    key, settings, known_hosts = make_key(place / "key"), place / "ssh_config", place / "known_hosts"
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(SshServer(place / ("host" if name == NAME else name), within=command))
+            for name, command in within.items()
+        ]
+        for name, server in zip(within, servers, strict=True):
+            server.let_in(key.with_suffix(".pub"))
+            kind, host_key = next(iter(server.host_keys.items()))
+            with known_hosts.open("a") as file:
+                file.write(f"{name} {kind} {host_key}\n" if known else "")
+            with settings.open("a") as file:
+                file.write(
+                    f"Host {name}\n  HostName 127.0.0.1\n  Port {server.port}\n  User {server.user}\n"
+                    f"  HostKeyAlias {name}\n  IdentityFile {key}\n  IdentitiesOnly yes\n"
+                    f"  UserKnownHostsFile {known_hosts}\n"
+                )
+            if python:
+                server.program("python3", f'exec {python} "$@"')
+            if not sends_trainer:
+                (server.home / "launch" / "trainer" / trainer_digest()).mkdir(parents=True)
+                package = Path(contract.__file__).parents[1]
+                (server.home / "launch" / "trainer" / trainer_digest() / "launch_train").symlink_to(package)
         programs = place / "programs"
         programs.mkdir()
         ssh = programs / "ssh"  # ssh looks for its settings in the account's home folder, whatever HOME says
@@ -48,20 +75,16 @@ def a_host(
         ssh.chmod(0o755)
         monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
         monkeypatch.setenv("XDG_CACHE_HOME", str(place / "c"))
-        if python:
-            server.program("python3", f'exec {python} "$@"')
         connection.sockets.cache_clear()
         connection.connect_to.cache_clear()
-        if not sends_trainer:
-            (server.home / "launch" / "trainer" / trainer_digest()).mkdir(parents=True)
-            package = Path(contract.__file__).parents[1]
-            (server.home / "launch" / "trainer" / trainer_digest() / "launch_train").symlink_to(package)
-        yield server
-        stop_jobs(server)
+        yield servers
+        for server in servers:
+            stop_jobs(server)
         folder.open_host_folder.cache_clear()
         while folder.servers:
             folder.servers.pop().close()
-        connection.Connection(connection.Host(NAME)).close()
+        for name in within:
+            connection.Connection(connection.Host(name)).close()
         connection.sockets.cache_clear()
         connection.connect_to.cache_clear()
 

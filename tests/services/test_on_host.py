@@ -34,12 +34,13 @@ SPEC = """
 name: tiny
 run: {script: work.py, args: [--seconds, "SECONDS"]}
 machine: {type: l4, gpus: 1}
+env: {NCCL_IB_HCA: mlx5_0}
 """
 WORK = """
-import sys, time
+import os, sys, time
 from helper import GREETING
 import launch_train.metrics
-print(GREETING, flush=True)
+print(GREETING, os.environ["NCCL_IB_HCA"], flush=True)
 for step in range(int(float(sys.argv[2]) * 5)):
     launch_train.metrics.log(step + 1, loss=1.0 / (step + 1))
     time.sleep(0.2)
@@ -189,7 +190,9 @@ def test_a_script_runs_on_a_host_with_the_code_that_was_sent(host: SshServer, jo
     job(0.4)
     ran = launch("on", NAME, "job.yaml", "--cpu", "-o", "json")
     assert ran.returncode == 0, ran.stderr
-    assert "hello from the host" in ran.stderr
+    assert (
+        "hello from the host mlx5_0" in ran.stderr
+    )  # a rehearsal would drop the setting: it is of the cloud's network
     document = json.loads(ran.stdout)
     assert (document["state"], document["region"]) == ("SUCCEEDED", NAME)
     assert document["results"]["steps"] == 2
@@ -517,7 +520,10 @@ def test_random_kills_cost_no_step_and_make_no_second_run(
         (["box", "job.yaml", "--spot"], "--spot cannot be combined with launch on"),
         (["box", "job.yaml", "--usd", "5"], "the price of the host is unknown, so limits.usd cannot be checked"),
         (["box", "job.yaml", "--usd", "5", "--price", "3"], "this run could cost $72.00, more than limits.usd ($5.00)"),
-        (["box", "job.yaml", "--nodes", "2"], "runs a job on one host"),
+        (["box", "job.yaml", "--nodes", "2"], "the job has 2 nodes, but one host is named"),
+        (["a,b", "job.yaml", "--nodes", "3"], "the job has 3 nodes, but 2 hosts are named"),
+        (["a,b,a", "job.yaml"], "a,b,a names a host twice"),
+        (["a,colab:x", "job.yaml"], "colab:x is a Colab runtime, which other hosts can't reach"),
     ],
 )
 def test_a_plan_that_cannot_work_is_refused_before_a_connection(

@@ -21,7 +21,7 @@ LOGIN = """#!/bin/sh
 # Each session's: its own home folder, and programs of the test's.
 cd {home} && HOME={home} && PATH={programs}:{path} && export HOME PATH
 [ -z "$SSH_ORIGINAL_COMMAND" ] && exec /bin/sh
-exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"
+exec {within} /bin/sh -c "$SSH_ORIGINAL_COMMAND"
 """
 
 HANG_UP = """p=$$
@@ -32,9 +32,9 @@ kill -9 $p"""
 
 class SshServer:
     """One server, from `with` to its end. `home` is where its users are at home, `programs` comes first on their PATH;
-    `path` is the rest of that."""
+    `path` is the rest of that. `within`: what runs each command, such as `ip netns exec NAME`."""
 
-    def __init__(self, folder: Path, *, path: str = "/usr/local/bin:/usr/bin:/bin") -> None:
+    def __init__(self, folder: Path, *, path: str = "/usr/local/bin:/usr/bin:/bin", within: str = "") -> None:
         self.folder = folder
         self.home = folder / "home"
         self.programs = folder / "programs"
@@ -42,6 +42,7 @@ class SshServer:
         self.port = free_port()
         self.log = folder / "sshd.log"
         self._path = path
+        self._within = within
 
     @property
     def host_keys(self) -> dict[str, str]:
@@ -67,7 +68,7 @@ class SshServer:
             folder.mkdir(parents=True)
         make_key(self.folder / "host_key")
         login = self.folder / "login"
-        login.write_text(LOGIN.format(home=self.home, programs=self.programs, path=self._path))
+        login.write_text(LOGIN.format(home=self.home, programs=self.programs, path=self._path, within=self._within))
         login.chmod(0o755)
         (self.folder / "authorized_keys").touch()
         (self.folder / "sshd_config").write_text(self._settings(login))

@@ -19,7 +19,9 @@ def on(
     ctx: typer.Context,
     host: Annotated[
         str,
-        typer.Argument(metavar="HOST", help="A host of ~/.ssh/config or hosts.yaml, USER@HOST[:PORT], or colab:NAME."),
+        typer.Argument(
+            metavar="HOST[,HOST…]", help="A host of ~/.ssh/config or hosts.yaml, USER@HOST[:PORT], or colab:NAME."
+        ),
     ],
     spec: Annotated[
         Path | None, typer.Argument(metavar="[SPEC]", help="The job's YAML file; default: the built-in job.")

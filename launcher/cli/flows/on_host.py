@@ -24,7 +24,7 @@ from launcher.remote.agent import Agent
 from launcher.remote.connection import THIS_MACHINE, Host, connect_to
 from launcher.runs.on_host import HostContext, remember
 from launcher.runs.submit import submission
-from launcher.services.hosts.arrival import prepare_host
+from launcher.services.hosts.arrival import prepare_hosts
 from launcher.services.hosts.environment import packages_of
 from launcher.spec.hosts_file import read_hosts
 from launcher.spec.reader import Override
@@ -65,12 +65,13 @@ def launch_on_host(
     if options.resume:
         flags = flags._replace(run_id=options.resume)
     hosts = read_hosts(os.environ)
+    host, *peers = host.split(",")
     changes = [*more, *hosts.defaults(host)]
+    if peers:
+        changes.append(Override("machine.nodes", 1 + len(peers), "HOST,HOST", is_default=True))
     inputs = gather("local", spec, flags, more=changes, docker=True, command=f"{command} job.yaml")
-    if inputs.spec.machine.nodes > 1 and not options.slurm:
-        raise UsageError("launch on runs a job on one host", "Set --nodes 1; several hosts are not supported yet.")
     host = host or inputs.spec.slurm.login or THIS_MACHINE
-    _ = Host(host).words  # raises UsageError for a name that is no host, also in a dry run
+    check_hosts([host, *peers], inputs.spec.machine.nodes, is_slurm=options.slurm)
     if options.slurm and Host(host).session:
         raise UsageError(
             f"{host} is a Colab runtime, which has no Slurm", f"Run it there without: launch on {host} SPEC"
@@ -90,6 +91,7 @@ def launch_on_host(
                 gpus=0 if options.cpu else local.machine.gpus,
                 price=inputs.spec.limits.price,
                 price_source=inputs.located.place("limits.price"),
+                peers=peers,
                 is_colab=bool(Host(host).session),
                 usd_limit=inputs.spec.limits.usd,
             )
@@ -104,11 +106,12 @@ def launch_on_host(
     if options.dry_run:
         show_plan(plan, inputs.spec, output_format, explain=options.explain)
         return
-    connection = connect_to(host, accept_host_key=options.accept_host_key)
-    context, printer = HostContext(connection=connection), EventPrinter(plan)
-    connection.run("true")
+    connections = [connect_to(name, accept_host_key=options.accept_host_key) for name in (host, *peers)]
+    context, printer = HostContext(connection=connections[0]), EventPrinter(plan)
+    for connection in connections:
+        connection.run("true")
     if options.test_only:
-        answer = Agent(connection).call("test", {"script": plan.attempts[0].request["script"]})
+        answer = Agent(connections[0]).call("test", {"script": plan.attempts[0].request["script"]})
         if "refused" in answer:
             raise LaunchError(f"{host}: {answer['refused']}", answer["fix"])
         print(answer["text"])
@@ -118,7 +121,7 @@ def launch_on_host(
         inputs,
         context,
         printer,
-        lambda plan: prepare_host(plan, inputs, context.connection, printer.say),
+        lambda plan: prepare_hosts(plan, inputs, connections, printer.say),
         plan_again=plan_of,
         new=options.new,
         resume=bool(options.resume),
@@ -128,6 +131,23 @@ def launch_on_host(
     remember(driver.plan.run, host)
     launching = LaunchOptions(detach=options.detach, watch_seconds=options.watch_seconds, target="on")
     follow_driver(driver, watcher, printer, output_format, launching, fresh=True, resume=bool(options.resume))
+
+
+def check_hosts(hosts: Sequence[str], nodes: int, *, is_slurm: bool) -> None:
+    """Refuse hosts that are none, or not as many as the job has nodes. Raises UsageError."""
+    for host in hosts:
+        _ = Host(host).words  # raises UsageError for a name that is no host, also in a dry run
+    if is_slurm and len(hosts) > 1:
+        raise UsageError("--on names one login node", f"Slurm chooses the nodes: --on {hosts[0]} --nodes {len(hosts)}")
+    if len(set(hosts)) < len(hosts):
+        raise UsageError(f"{','.join(hosts)} names a host twice", "Name each once: a node has a host of its own.")
+    if not is_slurm and nodes != len(hosts):
+        named = f"{len(hosts)} hosts are named" if len(hosts) > 1 else "one host is named"
+        raise UsageError(
+            f"the job has {nodes} nodes, but {named}", f"Name as many hosts: HOST,HOST; or set --nodes {len(hosts)}"
+        )
+    if len(hosts) > 1 and (colab := next((host for host in hosts if Host(host).session), "")):
+        raise UsageError(f"{colab} is a Colab runtime, which other hosts can't reach", "Run the job on it alone.")
 
 
 def check_options(host: str, spec: Path | None, flags: Flags, options: HostOptions, command: str) -> None:

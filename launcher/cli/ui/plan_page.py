@@ -101,6 +101,7 @@ def plan_lines(
 ) -> Iterator[str]:
     """Yield the page of a plan, in at most 80 columns."""
     where = f"the Slurm cluster of {plan.project}" if plan.is_slurm else target_text(plan.target, plan.project)
+    where = f"{plan.attempts[0].region}, by SSH" if plan.target == "on" and not plan.is_slurm else where
     yield from wrapped(f"{plan.run}  on {where}", WIDTH)
     yield ""
     for label, text in plan_facts(plan, spec, image, settings.usd_cap if settings else None, explain=explain):
@@ -158,7 +159,9 @@ def plan_facts(
     if plan.image and (is_cloud or image):
         yield from beside("setup", setup_lines(plan.spec, plan.image))
     if plan.image and plan.image.files:
-        copied = "" if is_cloud or image else "; each start gets a copy (without --in-place)"
+        copied = (
+            "" if is_cloud or image else "; each start gets a copy" + " (without --in-place)" * (plan.target == "local")
+        )
         yield "code", code_text(plan.image) + copied
     if plan.command:
         config = plan.spec.get("run", {}).get("config")
@@ -290,10 +293,10 @@ def machine_lines(plan: Plan, explain: bool) -> Iterator[str]:
         yield f"time limit {rough_duration(int(options['time']) * 60)} for each Slurm job"
         return
     if plan.target == "on":
-        gpus = (
-            plural(plan.machine.gpus, "free GPU") + "; checked on arrival" if plan.machine.gpus else "runs on its CPUs"
-        )
-        yield f"{plan.machine.machine_type}: {gpus}"
+        each = " each" if plan.machine.nodes > 1 else ""
+        free = f"{plural(plan.machine.gpus, 'free GPU')}{each}; checked on arrival"
+        uses = free if plan.machine.gpus else "runs on the CPUs"
+        yield f"{plan.attempts[0].region}: {uses}"
         return
     if plan.target == "local":
         machine = plan.machine

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
@@ -11,6 +13,7 @@ from launcher.errors import LaunchError, NoCapacity, UsageError
 from launcher.inputs.content import content
 from launcher.plan.binding import bound
 from launcher.remote.agent import PYTHONS, ROOT, Agent
+from launcher.remote.folder import parse_address
 from launcher.services.hosts.environment import PROBE_ARGV, facts_of, provide_python
 
 if TYPE_CHECKING:
@@ -56,6 +59,42 @@ def prepare_host(plan: Plan, inputs: Inputs, connection: Connection, say: Callab
         connection.send(files, f"{ROOT}/code/{code}", texts=texts, check=check)
     attempt = replace(plan.attempts[0], request={**request, "python": python})
     return bound(replace(plan, attempts=(attempt,)))
+
+
+def prepare_hosts(plan: Plan, inputs: Inputs, connections: Sequence[Connection], say: Callable[[str], None]) -> Plan:
+    """Prepare the host of a plan, or the hosts of its nodes, and return the plan with the Python and the addresses of
+    each.
+
+    Raises as `prepare_host`; LaunchError: hosts don't reach each other, or don't share the run folder.
+    """
+    first, *others = connections
+    prepared = prepare_host(plan, inputs, first, say)
+    if not others:
+        return prepared
+    folder = plan.run_folder or ""
+    meeting = {
+        "nonce": secrets.token_hex(8),
+        "count": len(others),
+        "folder": "" if folder.startswith("gs://") else parse_address(folder).path.rpartition("/")[0],
+        "host": first.host.name,
+    }
+
+    def prepare_peer(connection: Connection) -> dict[str, Any]:
+        python = prepare_host(plan, inputs, connection, say).attempts[0].request["python"]
+        return {"host": connection.host.name, "python": python}
+
+    def meet(connection: Connection, operation: str) -> dict[str, Any]:
+        answer: dict[str, Any] = Agent(connection).call(operation, meeting)
+        if "refused" in answer:
+            raise LaunchError(f"{connection.host.name}: {answer['refused']}", answer["fix"])
+        return answer
+
+    with ThreadPoolExecutor(len(others)) as pool:  # after the first: a home folder may be shared, with the environment
+        peers = list(pool.map(prepare_peer, others))
+    meeting |= meet(first, "meet")
+    peers = [peer | meet(connection, "join") for peer, connection in zip(peers, others, strict=True)]
+    attempt = prepared.attempts[0]
+    return bound(replace(prepared, attempts=(replace(attempt, request={**attempt.request, "peers": peers}),)))
 
 
 def check_free_gpus(devices: list[Mapping[str, Any]], problem: str, count: int, name: str) -> None:

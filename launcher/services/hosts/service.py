@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
+from zlib import crc32
 
 from launch_train.common import contract
 from launch_train.common.errors import TrainError
@@ -17,6 +18,7 @@ from launcher.plan.model import Attempt
 from launcher.remote.agent import Agent, trainer_digest
 from launcher.remote.connection import CommandFailed, Connection
 from launcher.services.base import GoneError, Listing
+from launcher.services.hosts.nodes import job_nodes, whole_job, withdraw
 from launcher.services.local.replicas import ImageDefaults, replicas
 from launcher.services.local.request import parse_request
 from launcher.services.request import service
@@ -27,7 +29,9 @@ UNAVAILABLE: Final = 14
 INVALID: Final = 3
 """google.rpc.Code: the job failed."""
 PORT: Final = 29400
-"""Of the control store, which only several nodes use."""
+"""Of the control store, which only several nodes use; Slurm's batch script sets another."""
+FIRST_PORT, PORTS = 20000, 12000
+"""Ports of the control store on several hosts, by the job; below the ports of outgoing connections."""
 
 
 class OnHost:
@@ -49,20 +53,25 @@ class OnHost:
         return self.connection.host.name
 
     def create(self, attempt: Attempt, body: Mapping[str, Any], request_id: str) -> Job:
-        """Start the job of one attempt, exactly once: a repeated request id starts nothing.
+        """Start the job of one attempt, exactly once: a repeated request id starts nothing. On several hosts the first
+        one is the last to start, since its record is the job.
 
         Raises:
             UnreachableError: it is unknown whether it was started.
             LaunchError: the host refuses it, with the reason, or a secret can't be read here; nothing was started.
         """
-        try:
-            request = start_of(body, request_id)
-            request["secrets"] = read_secrets_here(request["env"], os.environ)
-            answer = self._agent.call("start", request, seconds=120.0)
-        except CommandFailed as error:
-            raise UnreachableError(f"starting the job was interrupted: {error.problem}", error.hint) from error
-        if "refused" in answer:
-            raise LaunchError(f"{self.project}: {answer['refused']}", answer["fix"])
+        answer: dict[str, Any] = {}
+        nodes = job_nodes(self._agent, body, request_id)
+        for node in reversed(nodes):
+            try:
+                request = start_of(body, request_id, node.rank)
+                request["secrets"] = read_secrets_here(request["env"], os.environ)
+                answer = node.agent.call("start", request, seconds=120.0)
+            except CommandFailed as error:
+                raise UnreachableError(f"starting the job was interrupted: {error.problem}", error.hint) from error
+            if "refused" in answer:
+                withdraw(nodes[node.rank + 1 :])
+                raise LaunchError(f"{node.agent.connection.host.name}: {answer['refused']}", answer["fix"])
         return self._job(answer["job"])
 
     def get(self, name: str) -> Job:
@@ -86,22 +95,29 @@ class OnHost:
 
     def cancel(self, name: str) -> None:
         """Begin to cancel a job. Raises GoneError."""
-        if not self._agent.call("cancel", {"id": name.rpartition("/")[2]}):
+        job_id = name.rpartition("/")[2]
+        if not self._agent.call("cancel", {"id": job_id}):
             raise GoneError(f"{name} does not exist")
+        for job in self._agent.call("jobs", {"ids": [job_id]}):
+            for node in job_nodes(self._agent, job["request"], job_id)[1:]:
+                node.agent.call("cancel", {"id": node.id})
 
     def release(self, job: Job) -> None:
         """Do nothing: an ended job has no processes."""
 
     def forget(self, job: Job) -> None:
         """Remove the host's record of an ended job, and what it left beside the run folder."""
-        self._agent.call("remove", {"id": job.id})
+        for node in job_nodes(self._agent, job.request, job.id):
+            node.agent.call("remove", {"id": node.id})
 
     def _job(self, data: Mapping[str, Any]) -> Job:
-        state, error = state_on_host(data, self.project)
+        if data["request"].get("peers"):
+            data = whole_job(data, job_nodes(self._agent, data["request"], data["id"]))
+        state, error = state_on_host(data, data.get("host", self.project))
         end = data["end"] or {}
         return Job(
             name=f"on/{data['machine']}/{data['id']}",
-            region=self.project,
+            region=", ".join([self.project, *(peer["host"] for peer in data["request"].get("peers", ()))]),
             state=state,
             created=data["created"],
             started=data.get("started", data["created"]),
@@ -137,7 +153,8 @@ def failure_on_host(data: Mapping[str, Any], host: str, stopped: str) -> Failure
         return Failure(code=INVALID, message=f"{host}: srun could not start the nodes: {problem}")
     if not stopped:
         code = 128 - end["code"] if end["code"] < 0 else end["code"]  # of a signal, as a container reports it
-        message = f"The replica workerpool0-0 exited with a non-zero status of {code}."
+        replica = f"workerpool1-{rank - 1}" if (rank := data.get("rank", 0)) else "workerpool0-0"
+        message = f"The replica {replica} exited with a non-zero status of {code}."
         return Failure(code=INVALID, message=message)
     if end is None and slurm == "FAILED" and not data.get("started"):
         needs = f"the home folder of the login node and {data['request']['python']}"
@@ -194,24 +211,32 @@ def read_secrets_here(env: Mapping[str, str], environ: Mapping[str, str]) -> dic
     return values
 
 
-def start_of(body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
-    """Return what launch_train.host needs to start the job of a request. Pure."""
-    job = parse_request(body["job"])
+def start_of(body: Mapping[str, Any], request_id: str, rank: int = 0) -> dict[str, Any]:
+    """Return what launch_train.host needs to start one node of a request's job. Pure."""
+    job, peers = parse_request(body["job"]), body.get("peers", ())
+    peer = peers[max(rank - 1, 0)] if peers else {}
     defaults = ImageDefaults(env={"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"})
     addresses = [f"127.0.0.1:{PORT}"] * sum(pool.replica_count for pool in job.pools)  # Slurm sets them later
-    first = replicas(job, addresses=addresses, job_id=request_id, image_defaults=lambda _image: defaults)[0]
+    if peers:
+        port = FIRST_PORT + crc32(request_id.encode()) % PORTS
+        addresses = [f"{address}:{port}" for address in (peer["first"], *(other["address"] for other in peers))]
+    node = replicas(job, addresses=addresses, job_id=request_id, image_defaults=lambda _image: defaults)[rank]
+    cluster = json.loads(node.env[contract.CLUSTER_SPEC])
+    env = {**node.env, contract.CLUSTER_SPEC: json.dumps({**cluster, "environment": "host"})}
+    several = {"rank": rank, "address": peer["address"] if rank else peer["first"]} if peers else {}
     return {
+        **several,
         **({"script": body["script"]} if "script" in body else {}),
-        "id": request_id,
-        "run": body["labels"].get(RUN_LABEL, first.env.get(contract.RUN, "")),
-        "labels": body["labels"],
+        "id": f"{request_id}-{rank}" if rank else request_id,
+        "run": body["labels"].get(RUN_LABEL, node.env.get(contract.RUN, "")),
+        "labels": {} if rank else body["labels"],  # the first node's record is found by them
         "request": body,
         "folder": job.run_folder or "",
-        "argv": first.argv,
-        "env": first.env,
-        "gpus": first.gpus,
+        "argv": node.argv,
+        "env": env,
+        "gpus": node.gpus,
         "hours": service(body).limit(body) / 3600,
         "code": body["code"],
-        "python": body["python"],
+        "python": peer["python"] if rank else body["python"],
         "trainer": trainer_digest(),
     }

@@ -47,6 +47,7 @@ def test_host_and_port_are_node_0s() -> None:
 def test_the_job_may_be_text_or_an_object_and_the_platform_a_rehearsal() -> None:
     value = {"cluster": {"workerpool0": ["a:1"]}, "environment": "local", "task": PRIMARY, "job": "{}"}
     assert parse_cluster(json.dumps(value), {}) == Cluster(("a:1",), 0, rehearsal=True)
+    assert parse_cluster(json.dumps(value | {"environment": "host"}), {}) == Cluster(("a:1",), 0)
 
 
 @pytest.mark.parametrize(

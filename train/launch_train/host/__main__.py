@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launch_train.host import cleaning, environment, job, machine, slurm
+from launch_train.host import cleaning, environment, job, machine, peers, slurm
 from launch_train.host.folder_server import MARK, NO_SLURM, serve
 from launch_train.host.job import RefusedError
 
@@ -49,8 +49,14 @@ def answer_to(operation: str, request: dict[str, Any], root: Path) -> Any:
             answer = {"text": slurm.test_job(request["script"])}
         case "jobs":
             answer = slurm.add_states(root, job.describe_jobs(root, request.get("ids")))
+        case "meet":
+            answer = peers.open_meeting(request)
+        case "join":
+            answer = peers.join_meeting(request)
+        case "stop":
+            answer = job.mark_job(root, request["id"], "stop")
         case "cancel":
-            answer = job.cancel_job(root, request["id"])
+            answer = job.mark_job(root, request["id"], "cancel")
             slurm.cancel_job(root, request["id"])
         case "remove":
             if not any(each["running"] for each in slurm.add_states(root, job.describe_jobs(root, [request["id"]]))):

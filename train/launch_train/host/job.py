@@ -6,6 +6,7 @@ The folder of a job, <root>/jobs/ID:
     lock        locked by the supervisor and the node as long as the job runs
     output.log  what the node and the supervisor print
     cancel      exists once the job is cancelled
+    stop        exists once the job's node on another host has failed
     end.json    how it ended; without it and without the lock, the supervisor was killed or the machine restarted
 """
 
@@ -137,7 +138,8 @@ def supervise_node(
         signal.signal(number, lambda signum, _frame: stops.append(signum))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     argv, variables, place = placed_command(job)
-    locks = [lock_run(root, str(job["run"]), place)]
+    rank = int(job.get("rank", 0))  # of several nodes, the first has the run folder's lock
+    locks = [lock_run(root, f"{job['run']}-{rank}", "") if rank else lock_run(root, str(job["run"]), place)]
     visible: dict[str, str] = {"CUDA_VISIBLE_DEVICES": ""}
     if count := int(job["gpus"]):
         indices, handles, problem = machine.take_gpus(count, str(job["run"]))
@@ -147,6 +149,8 @@ def supervise_node(
             )
         locks += handles
         visible = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(indices)}
+    if interface := next((name for name, address in machine.interfaces() if address == job.get("address")), ""):
+        visible |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}  # the other hosts reach it
     workdir = make_workdir(root, job, str(job["id"]))
     env = job_environment(root, folder, job, workdir, visible | variables)
     os.chdir(workdir)
@@ -196,6 +200,7 @@ def wait_or_stop(child: Child, folder: Path, until: float, stops: list[int]) -> 
     while (code := child.poll()) is None:
         stopped = "interrupted" if stops else ""
         stopped = "expired" if time.monotonic() > until else stopped
+        stopped = "peer" if (folder / "stop").exists() else stopped
         stopped = "cancelled" if (folder / "cancel").exists() else stopped
         if stopped:
             return child.stop(contract.NOTICE_SECONDS), stopped
@@ -319,12 +324,13 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def cancel_job(root: Path, name: str) -> bool:
-    """Begin to cancel a job; return False if there is none."""
+def mark_job(root: Path, name: str, mark: str) -> bool:
+    """Begin to stop a job; return False if there is none. `mark`: cancel, or stop, as its node on another host has
+    failed."""
     folder = root / "jobs" / name
     if not (folder / "job.json").exists():
         return False
-    (folder / "cancel").touch()
+    (folder / mark).touch()
     return True
 
 

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, who uses them, and its free disk."""
+"""The GPUs of this machine, who uses them, its free disk and its network."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import fcntl
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +21,8 @@ TRIES, PROBE_SECONDS = 4, 0.05
 BUSY_MB: Final = 300
 """GPU memory in use, in MiB, from which a GPU without a listed process counts as in use: in a container, nvidia-smi
 shows no processes."""
+SIOCGIFADDR: Final = 0x8915
+"""The ioctl that returns an interface's IPv4 address (netdevice(7))."""
 
 
 def describe_machine(root: Path) -> dict[str, Any]:
@@ -123,6 +128,15 @@ def take_gpus(count: int, run: str) -> tuple[list[str], list[int], str]:
     for handle in taken.values():
         os.close(handle)
     return [], [], f"{len(taken)} of {len(devices)} GPUs are free; the job needs {count}"
+
+
+def interfaces() -> Iterator[tuple[str, str]]:
+    """Yield this machine's network interfaces, each with its IPv4 address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has none
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                yield name, socket.inet_ntoa(answer[20:24])
 
 
 def lock_file(path: Path, text: str) -> int | None:

@@ -34,7 +34,7 @@ class Cluster:
     """The machines of a run.
 
     `nodes`: `host:port` by rank, empty where unknown (only node 0's is needed). `node`: the index of this machine.
-    `cloud`: the platform is Vertex AI. `rehearsal`: another machine stands in for it.
+    `cloud`: the platform is Vertex AI. `rehearsal`: this machine stands in for it. Neither: a host, or a Slurm cluster.
     """
 
     nodes: tuple[str, ...]
@@ -74,8 +74,10 @@ def parse_cluster(cluster_spec: str | None, environ: Mapping[str, str]) -> Clust
     if len(primary) != 1:
         raise ClusterError(f"CLUSTER_SPEC: workerpool0 has {len(primary)} replicas; it must have exactly 1")
     node = _index(_mapping(spec.get("task"), "CLUSTER_SPEC's task"), {"workerpool0": primary, "workerpool1": workers})
-    cloud = spec.get("environment") == "cloud"
-    return Cluster(nodes=(*primary, *workers), node=node, cloud=cloud, rehearsal=not cloud)
+    environment = spec.get("environment")
+    return Cluster(
+        nodes=(*primary, *workers), node=node, cloud=environment == "cloud", rehearsal=environment == "local"
+    )
 
 
 def _from_environ(environ: Mapping[str, str]) -> Cluster:
