@@ -93,8 +93,9 @@ def test_there_are_specs() -> None:
 
 
 @pytest.mark.gcloud
-def test_gcloud_sends_what_the_plan_says(gcloud: str, cloud: GoogleCloud, tmp_path: Path) -> None:
-    assert_gcloud_agrees(JOB_SPECS / "default.yaml", cloud, gcloud, tmp_path)
+@pytest.mark.parametrize("spec", VERTEX, ids=lambda path: path.stem)
+def test_gcloud_sends_what_the_plan_says(spec: Path, gcloud: str, cloud: GoogleCloud, tmp_path: Path) -> None:
+    assert_gcloud_agrees(spec, cloud, gcloud, tmp_path)
 
 
 @pytest.mark.gcloud

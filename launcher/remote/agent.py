@@ -26,6 +26,10 @@ PYTHONS: Final = (
 """Candidates for a host's Python: names on PATH, then the paths that rented containers use."""
 
 
+class HostRefused(LaunchError):
+    """A host can't do what it was asked to, and has done nothing."""
+
+
 class Agent:
     """Operations on one host. They raise as `Connection` does."""
 
@@ -33,7 +37,7 @@ class Agent:
         self.connection = connection
 
     def call(self, operation: str, request: Any = None, *, seconds: float = 60.0) -> Any:
-        """Carry out an operation of launch_train.host and return its answer."""
+        """Carry out an operation of launch_train.host and return its answer. Raises HostRefused."""
         body = json.dumps(request or {}).encode()
         for is_sent in (False, True):
             try:
@@ -46,7 +50,10 @@ class Agent:
         _, mark, answer = output.partition(MARK)
         if not mark:
             raise UnreachableError(f"{self.connection.host.name} ended without an answer", "Try again in a moment.")
-        return json.loads(answer)
+        data = json.loads(answer)
+        if isinstance(data, dict) and "refused" in data:
+            raise HostRefused(f"{self.connection.host.name}: {data['refused']}", data["fix"])
+        return data
 
     def serve(self, path: str) -> subprocess.Popen[bytes]:
         """Start the process that serves a folder (absolute, or ~/…)."""

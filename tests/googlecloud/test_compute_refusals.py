@@ -15,26 +15,49 @@ from tests.googlecloud.test_compute import GOOD, ZONE, Change, insert, put, stat
 
 REFUSED: list[tuple[str, Change, str]] = [
     ("unknown", put(spot=True), "Unknown name \"spot\" at 'resource.scheduling'"),
+    ("model", put(provisioningModel="CHEAP"), "provisioningModel': 'CHEAP'"),
+    ("nic", lambda b: b["networkInterfaces"][0].update(nicType="FAST"), "nicType': 'FAST'"),
     ("live migration", lambda b: b["scheduling"].pop("onHostMaintenance"), "do not support live migration."),
+    ("preemptible", put(preemptible=True, provisioningModel="STANDARD"), "only allowed provisioning_model"),
+    ("restart", put(automaticRestart=True), "preemptible be false when AutomaticRestart is true"),
     ("on demand", put(provisioningModel="STANDARD"), "Machine type a3-highgpu-2g requires SPOT or FLEX_START."),
+    ("no disk", lambda b: b.pop("disks"), "resource.disks"),
+    ("no name", lambda b: b.pop("name"), "resource.name"),
     ("name", lambda b: b.update(name="Dev_1"), "Must be a match of regex"),
+    (
+        "accelerators on A3",
+        lambda b: b.update(guestAccelerators=[{"acceleratorType": "nvidia-h100-80gb", "acceleratorCount": 2}]),
+        "[nvidia-h100-80gb, a3-highgpu-2g] features are not compatible for creating instance.",
+    ),
     (
         "disk",
         lambda b: b["disks"][0]["initializeParams"].update(diskType=f"zones/{ZONE}/diskTypes/pd-standard"),
         "Disk type pd-standard is not supported for machine type a3-highgpu-2g.",
     ),
+    ("no action", lambda b: b["scheduling"].pop("instanceTerminationAction"), "You must specify instanceTermination"),
+    ("stop", put(instanceTerminationAction="STOP"), "undefined value for `discard-local-ssd`"),
     ("flex", put(provisioningModel="FLEX_START"), "only allowed value is NO_RESERVATION"),
     ("too long", put(provisioningModel="FLEX_START", maxRunDuration={"seconds": "604801"}), "at most 604800 seconds"),
+    ("short", put(maxRunDuration={"seconds": "29"}), "must be between 30 and 10368000 seconds"),
     (
         "reservation",
         lambda b: b.update(reservationAffinity={"consumeReservationType": "SPECIFIC_RESERVATION"}),
         "A reservation can't be consumed by a VM that is SPOT.",
     ),
+    ("wait", lambda b: b.update(params={"requestValidForDuration": {"seconds": "90"}}), "only be set for FLEX_START"),
+    ("label", lambda b: b["labels"].update(a="B"), "Label value 'B' violates format constraints."),
     (
         "metadata",
         lambda b: b["metadata"]["items"].append({"key": "launch", "value": "x" * 262145}),
         "'resource.metadata.items[1].value' is too large: maximum size 262144 character(s); actual size 262145.",
     ),
+    (
+        "all metadata",
+        lambda b: b["metadata"]["items"].extend({"key": f"a{n}", "value": "x" * 200_000} for n in range(3)),
+        "Metadata is too large",
+    ),
+    ("key", lambda b: b["metadata"]["items"].append({"key": "a b", "value": ""}), "metadata.items[1].key': 'a b'"),
+    ("twice", lambda b: b["metadata"]["items"].extend([*b["metadata"]["items"]]), "Metadata has duplicate key"),
 ]
 
 

@@ -85,12 +85,28 @@ REFUSED: list[tuple[str, Change, str]] = [
     ("unknown field", lambda b: b.update(foo=1), "Unknown name \"foo\" at 'custom_job': Cannot find field."),
     ("deep", lambda b: pool(b).update(gpu=1), "at 'custom_job.job_spec.worker_pool_specs[0]': Cannot find field."),
     ("enum", lambda b: b["jobSpec"]["scheduling"].update(strategy="CHEAP"), 'Scheduling.Strategy), "CHEAP"'),
+    ("enum number", lambda b: b["jobSpec"]["scheduling"].update(strategy=99), "Scheduling.Strategy), 99"),
+    ("list for a message", lambda b: b.update(jobSpec=[]), "Invalid value at 'custom_job.job_spec'"),
+    (
+        "number for text",
+        lambda b: b["labels"].update(a=1),
+        'labels["a"]\' (TYPE_STRING), 1',
+    ),
+    ("text for bool", lambda b: b["jobSpec"].update(enableWebAccess="yes"), '(TYPE_BOOL), "yes"'),
+    ("bool for text", lambda b: b.update(displayName=False), "(TYPE_STRING), false"),
+    ("duration", lambda b: b["jobSpec"]["scheduling"].update(timeout="1h"), 'Duration must end with letter "s"'),
+    ("not a number", lambda b: pool(b).update(replicaCount="one"), "invalid literal"),
+    ("two tasks", lambda b: pool(b).update(pythonPackageSpec={}), "oneof"),
+    ("no name", lambda b: b.update(displayName=""), "Field: display_name; Message: Required field is not set."),
+    ("long name", lambda b: b.update(displayName="a" * 129), "128"),
     ("no pool", lambda b: b["jobSpec"].update(workerPoolSpecs=[]), "job_spec.worker_pool_specs; Message: Required"),
     (
         "no image",
         lambda b: pool(b).update(containerSpec={"args": ["a"]}),
         "container_spec.image_uri; Message: Required",
     ),
+    ("no container", lambda b: pool(b).pop("containerSpec"), "worker_pool_specs[0].container_spec; Message: Required"),
+    ("no replicas", lambda b: pool(b).pop("replicaCount"), "replica_count; Message: Required"),
     ("two primaries", lambda b: pool(b).update(replicaCount=2), "exactly one replica"),
     ("empty value", lambda b: env(b).append({"name": "B"}), "env[1].value; Message: Required"),
     (
@@ -99,13 +115,18 @@ REFUSED: list[tuple[str, Change, str]] = [
         "EnvVar names must be unique.",
     ),
     ("capital label", lambda b: b.update(labels={"a": "B"}), "lowercase letters, numbers, dashes and underscores"),
+    ("dotted label", lambda b: b.update(labels={"a": "0.1"}), "lowercase letters, numbers, dashes and underscores"),
     ("small disk", lambda b: pool(b).update(diskSpec={"bootDiskSizeGb": 10}), "boot_disk_size_gb"),
+    ("disk", lambda b: pool(b).update(diskSpec={"bootDiskType": "floppy"}), "boot_disk_type"),
+    ("machine", lambda b: machine(b, machineType="a3-highgpu-3g"), 'Machine type "a3-highgpu-3g" is not supported.'),
     (
         "pair",
         lambda b: machine(b, machineType="n1-standard-4", acceleratorType="NVIDIA_TESLA_K80", acceleratorCount=1),
         'Accelerator "NVIDIA_TESLA_K80" is not supported for machine type "n1-standard-4".',
     ),
     ("count", lambda b: pool(b)["machineSpec"].update(acceleratorCount=4), '"4" of accelerator "NVIDIA_H100_80GB"'),
+    ("bare", lambda b: machine(b, machineType="a3-highgpu-2g"), "is not supported for machine type"),
+    ("half", lambda b: pool(b)["machineSpec"].pop("acceleratorCount"), "should be specified or none."),
     (
         "flex-start GPU",
         lambda b: (
@@ -115,10 +136,19 @@ REFUSED: list[tuple[str, Change, str]] = [
         "FLEX_START is not supported",
     ),
     (
+        "flex-start, two machines",
+        lambda b: (
+            b["jobSpec"]["scheduling"].update(strategy="FLEX_START"),
+            b["jobSpec"]["workerPoolSpecs"].append({**pool(b), "machineSpec": {"machineType": "n1-standard-8"}}),
+        ),
+        "FLEX_START needs the same machine",
+    ),
+    (
         "flex-start, 8 days",
         lambda b: b["jobSpec"]["scheduling"].update(strategy="FLEX_START", timeout="691200s"),
         "at most 7 days",
     ),
+    ("mount", lambda b: pool(b).update(nfsMounts=[{"server": "1.2.3.4"}]), "nfs_mounts[0].path; Message: Required"),
 ]
 
 
@@ -130,3 +160,25 @@ def test_what_vertex_refuses(change: Change, message: str) -> None:
         parse_custom_job(body)
     assert caught.value.code == 400
     assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("machine_type", "gpu", "count"),
+    [
+        ("a3-highgpu-1g", "NVIDIA_H100_80GB", 1),
+        ("a3-ultragpu-8g", "NVIDIA_H200_141GB", 8),
+        ("a4-highgpu-8g", "NVIDIA_B200", 8),
+        ("a4x-highgpu-4g", "NVIDIA_GB200", 4),
+        ("a2-ultragpu-2g", "NVIDIA_A100_80GB", 2),
+        ("g2-standard-24", "NVIDIA_L4", 2),
+        ("g4-standard-48", "NVIDIA_RTX_PRO_6000", 1),
+        ("n1-standard-16", "NVIDIA_TESLA_V100", 8),
+        ("n1-highcpu-16", None, None),
+        ("e2-standard-4", None, None),
+    ],
+)
+def test_what_vertex_takes(machine_type: str, gpu: str | None, count: int | None) -> None:
+    body = copy.deepcopy(GOOD)
+    given = {"machineType": machine_type, "acceleratorType": gpu, "acceleratorCount": count}
+    pool(body)["machineSpec"] = {name: value for name, value in given.items() if value}
+    assert parse_custom_job(body).job_spec.worker_pool_specs[0].machine_spec.machine_type == machine_type

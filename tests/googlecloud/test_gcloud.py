@@ -45,6 +45,33 @@ def test_gcloud_creates_sees_and_cancels_a_job(
     assert described["state"] == "JOB_STATE_CANCELLED"
 
 
+def test_gcloud_prints_a_refusal(gcloud: str, cloud: GoogleCloud) -> None:
+    pool = "--worker-pool-spec=machine-type=a3-highgpu-3g,container-image-uri=x"
+    create = [gcloud, "ai", "custom-jobs", "create", "--region=us-central1", "--display-name=a", pool]
+    done = run(cloud, *create)
+    assert done.returncode == 1
+    assert 'INVALID_ARGUMENT: Machine type "a3-highgpu-3g" is not supported.' in done.stderr
+
+
+def test_gcloud_reads_a_secret(gcloud: str, cloud: GoogleCloud) -> None:
+    """gcloud uses the token in its file."""
+    cloud.let_in("a-token")
+    cloud.secrets.add("hf", b"value")
+    access = [gcloud, "secrets", "versions", "access", "latest", "--secret=hf"]
+    assert run(cloud, *access).stdout == "value"
+    cloud.secrets.deny("hf")
+    assert "PERMISSION_DENIED: Permission 'secretmanager.versions.access' denied" in run(cloud, *access).stderr
+
+
+def test_gcloud_copies_to_and_from_a_bucket(gcloud: str, cloud: GoogleCloud, tmp_path: Path) -> None:
+    data = bytes(range(256)) + b"\n"
+    (tmp_path / "there").write_bytes(data)
+    for source, target in ((tmp_path / "there", "gs://my-bucket/a/b"), ("gs://my-bucket/a/b", tmp_path / "back")):
+        done = run(cloud, gcloud, "storage", "cp", str(source), str(target))
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "back").read_bytes() == data
+
+
 def test_the_cloud_stands_by_itself(tmp_path: Path) -> None:
     record = tmp_path / "requests.jsonl"
     command = [sys.executable, "-m", "launcher.testing.googlecloud", "--port", "0", "--record", str(record)]

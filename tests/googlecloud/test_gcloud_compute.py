@@ -44,6 +44,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "machine": {"type": "t4", "gpus": 1, "boot_disk_type": "pd-ssd"},
         "zones": ["us-central1-a"],
     },
+    "eight H100s": {**ON_DEMAND, "machine": {"type": "a3-highgpu-8g"}, "zones": ["us-central1-a"]},
     "an H100, spot, in a subnetwork": {
         **ON_DEMAND,
         "provisioning": "spot",
@@ -89,6 +90,16 @@ def test_gcloud_makes_sees_and_deletes_a_vm(gcloud: str, at_once: GoogleCloud) -
     assert described.stdout.strip() == "RUNNING"
     assert run(cloud, gcloud, "delete", "dev", where).returncode == 0
     assert cloud.compute.names() == []
+
+
+def test_gcloud_shows_a_stockout_as_google_words_it(gcloud: str, at_once: GoogleCloud) -> None:
+    at_once.compute.capacity.out(available=("us-central1-b",))
+    kind = ["--machine-type=g2-standard-4", "--maintenance-policy=TERMINATE"]
+    refused = run(at_once, gcloud, "create", "dev", "--zone=us-central1-a", *kind)
+    assert refused.returncode == 1
+    assert "code: ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS" in refused.stderr
+    assert "zonesAvailable: us-central1-b" in refused.stderr
+    assert "reason: resource_availability" in refused.stderr
 
 
 @pytest.mark.parametrize("spec", sorted(JOB_SPECS.glob("vm-*.yaml")), ids=lambda path: path.stem)

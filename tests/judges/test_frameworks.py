@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from launch_train.common.contract import Exit
+from launch_train.monitoring.monitor import FIRST_SECONDS
 from launch_train.node.process import descendants
 from tests.command import SPECS
 from tests.rendered import plan
@@ -95,11 +96,12 @@ class Job:
         )
 
     def kill_script(self, framework: Framework, node: Node) -> None:
-        """Kill the script's process, and wait until the restarted one has saved."""
+        """Kill the script's process, and wait until the restarted one has saved and the node has been monitored."""
         (script,) = [pid for pid in descendants(node.process.pid) if runs_the_script(pid)]
         os.kill(script, signal.SIGKILL)
         node.await_text("restarting")
         self.await_save(framework, node, after=time.time())
+        time.sleep(FIRST_SECONDS)
 
 
 @pytest.fixture

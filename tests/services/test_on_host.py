@@ -523,6 +523,7 @@ def test_random_kills_cost_no_step_and_make_no_second_run(
         (["box", "job.yaml", "--nodes", "2"], "the job has 2 nodes, but one host is named"),
         (["a,b", "job.yaml", "--nodes", "3"], "the job has 3 nodes, but 2 hosts are named"),
         (["a,b,a", "job.yaml"], "a,b,a names a host twice"),
+        (["a,", "job.yaml"], "a host is missing in 'a,'"),
         (["a,colab:x", "job.yaml"], "colab:x is a Colab runtime, which other hosts can't reach"),
     ],
 )

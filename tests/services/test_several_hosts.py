@@ -19,9 +19,12 @@ from launch_train.host.job import is_locked
 from launcher.errors import LaunchError
 from launcher.remote.connection import Connection, Host
 from launcher.services.hosts.service import OnHost
+from tests.plan.planning import planned
 from tests.remote.hosts import host_request, hosts, launch, started
 from tests.services.test_on_host import QUICK, jobs_on, losses, processes_of, wait_until
 from tests.ssh.server import SshServer
+
+pytestmark = pytest.mark.slow
 
 FIRST, SECOND = "alpha", "beta"
 BOTH = f"{FIRST},{SECOND}"
@@ -79,7 +82,6 @@ def states(server: SshServer) -> list[Any]:
     ]
 
 
-@pytest.mark.slow
 def test_a_job_on_two_hosts_survives_the_loss_of_one_with_the_losses_of_an_undisturbed_run(
     servers: list[SshServer], shared: Path, tmp_path: Path
 ) -> None:
@@ -118,7 +120,7 @@ def test_hosts_without_a_common_folder_or_network_are_refused_before_anything_st
     servers: list[SshServer], shared: Path, networks: dict[str, str]
 ) -> None:
     alone = launch("on", BOTH, "job.yaml", "--cpu")
-    assert f"{SECOND}: ~/launch/runs is not the folder that {FIRST} has there" in alone.stderr
+    assert f"{SECOND}: ~/launch/runs is not the folder that {FIRST} has under that name" in alone.stderr
     ip("link", "set", "cable", "down", namespace=networks[SECOND])
     cut = launch("on", BOTH, "job.yaml", "--cpu", "--output", str(shared))
     assert f"{SECOND}: {FIRST} is not reached from here (tried 10.99.0.1, port" in cut.stderr
@@ -133,7 +135,7 @@ def test_a_host_that_refuses_its_node_leaves_no_job_on_the_others(servers: list[
     pools = body["job"]["jobSpec"]["workerPoolSpecs"]
     pools.append({**pools[0], "replicaCount": 1})
     with pytest.raises(LaunchError, match=f"{FIRST}: the job's Python /nonexistent/python does not exist"):
-        OnHost(Connection(Host(FIRST))).create(None, body, "0123")  # type: ignore[arg-type]
+        OnHost(Connection(Host(FIRST))).create(planned().attempts[0], body, "0123")
     assert not jobs_on(servers[0])
     assert not jobs_on(servers[1])
     assert not processes_of(servers[1])

@@ -131,17 +131,19 @@ def undisturbed(tmp_path: Path) -> Callable[[], dict[int, float]]:
 def test_two_nodes_train_with_the_gpus_that_slurm_gives(login: SshServer, cluster: SlurmCluster) -> None:
     Path("probe.py").write_text(
         "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], "
-        "'sees', os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        "'sees', os.environ['CUDA_VISIBLE_DEVICES'], os.environ['NCCL_IB_HCA'], os.environ['NCCL_SOCKET_IFNAME'])\n"
     )
+    login.program("sbatch", f'NCCL_SOCKET_IFNAME=ib0 exec {cluster.programs / "sbatch"} "$@"')  # as a site's profile
     Path("probe.yaml").write_text(
         "name: probe\nmachine: {type: h100, gpus: 2, nodes: 2}\nrun: {script: probe.py}\nslurm: {partition: high}\n"
+        "env: {NCCL_IB_HCA: mlx5_0}\n"
     )
     ran = launch("slurm", "probe.yaml", "--on", NAME, "-o", "json")
     assert ran.returncode == 0, ran.stderr + output(login)
     document = json.loads(ran.stdout)
     assert (document["state"], document["region"]) == ("SUCCEEDED", NAME)
     for rank in range(4):
-        assert f"rank {rank} of 4 sees 0,1" in ran.stderr
+        assert f"rank {rank} of 4 sees 0,1 mlx5_0 ib0" in ran.stderr
     (job,) = jobs_on(login)
     shown = cluster.run("scontrol", "show", "job", str(job["number"]))
     for text in ("JobState=COMPLETED", "Partition=high", f"JobName=launch-{job['run']}", "gpu:h100:2"):

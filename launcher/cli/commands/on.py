@@ -20,7 +20,8 @@ def on(
     host: Annotated[
         str,
         typer.Argument(
-            metavar="HOST[,HOST…]", help="A host of ~/.ssh/config or hosts.yaml, USER@HOST[:PORT], or colab:NAME."
+            metavar="HOST",
+            help="A host of ~/.ssh/config or hosts.yaml, USER@HOST[:PORT], or colab:NAME; HOST,HOST: one node on each.",
         ),
     ],
     spec: Annotated[

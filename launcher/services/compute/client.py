@@ -82,7 +82,7 @@ class Operation(Struct, frozen=True, kw_only=True):
         """Return whether it has ended, successful or not."""
         return self.status == "DONE"
 
-    def checked(self) -> Operation:
+    def require_success(self) -> Operation:
         """Return it unless it has failed. Raises CreateRefused."""
         if self.refusal:
             raise CreateRefused(f"Compute Engine: {self.refusal.message}", self.refusal)

@@ -39,7 +39,7 @@ def create_vms(
     is_bulk = "instanceProperties" in body
     send = compute.bulk_insert if is_bulk else compute.insert
     try:
-        operation = send(zone, body, request_id).checked()
+        operation = send(zone, body, request_id).require_success()
         if is_bulk:
             return wait_for_head(compute, operation, attempt, body)
     except CreateRefused as error:
@@ -65,7 +65,7 @@ def wait_for_head(compute: Compute, operation: Operation, attempt: Attempt, body
             raise UnreachableError(f"Compute Engine accepted the request for {name}, but the VM has not appeared")
         compute.clock.sleep(POLL_SECONDS)
         if not operation.done:
-            operation = compute.operation(operation.zone, operation.name).checked()
+            operation = compute.operation(operation.zone, operation.name).require_success()
 
 
 def explain_name_taken(

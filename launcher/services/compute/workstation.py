@@ -87,7 +87,7 @@ def wait_for_operation(compute: Compute, operation: Operation, say: Say) -> Oper
             say(f"still waiting for Compute Engine ({compute.clock.now() - began:.0f} s)")
         except UnreachableError as error:
             say(f"temporarily unavailable, retrying: {error.problem}")
-    return operation.checked()
+    return operation.require_success()
 
 
 def wait_for_status(compute: Compute, machine: VmInstance, statuses: frozenset[str], say: Say) -> VmInstance:

@@ -83,16 +83,10 @@ def prepare_hosts(plan: Plan, inputs: Inputs, connections: Sequence[Connection],
         python = prepare_host(plan, inputs, connection, say).attempts[0].request["python"]
         return {"host": connection.host.name, "python": python}
 
-    def meet(connection: Connection, operation: str) -> dict[str, Any]:
-        answer: dict[str, Any] = Agent(connection).call(operation, meeting)
-        if "refused" in answer:
-            raise LaunchError(f"{connection.host.name}: {answer['refused']}", answer["fix"])
-        return answer
-
     with ThreadPoolExecutor(len(others)) as pool:  # after the first: a home folder may be shared, with the environment
         peers = list(pool.map(prepare_peer, others))
-    meeting |= meet(first, "meet")
-    peers = [peer | meet(connection, "join") for peer, connection in zip(peers, others, strict=True)]
+    meeting |= Agent(first).call("open_meeting", meeting)
+    peers = [peer | Agent(other).call("join_meeting", meeting) for peer, other in zip(peers, others, strict=True)]
     attempt = prepared.attempts[0]
     return bound(replace(prepared, attempts=(replace(attempt, request={**attempt.request, "peers": peers}),)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -12,7 +12,8 @@ from launcher.remote.agent import Agent
 from launcher.remote.connection import connect_to
 
 SUCCESS: Final = 3
-WITHDRAW_SECONDS: Final = 45.0
+"""`order_of_end` of a node that has succeeded: the last in order."""
+STOP_SECONDS: Final = 45.0
 """A node that is stopped gets 30 s to save."""
 
 
@@ -30,9 +31,9 @@ def job_nodes(agent: Agent, body: Mapping[str, Any], job_id: str) -> list[Node]:
     return [Node(agent, rank, f"{job_id}-{rank}" if rank else job_id) for rank, agent in enumerate(agents)]
 
 
-def withdraw(nodes: Iterable[Node]) -> None:
-    """Stop nodes whose job can't start on all hosts, and remove their records. Waits until they end."""
-    nodes, until = [*nodes], time.monotonic() + WITHDRAW_SECONDS
+def stop_and_remove(nodes: Sequence[Node]) -> None:
+    """Stop the nodes of a job that can't start on all hosts, wait until they end, and remove their records."""
+    until = time.monotonic() + STOP_SECONDS
     for node in nodes:
         node.agent.call("cancel", {"id": node.id})
     for node in nodes:
@@ -42,9 +43,10 @@ def withdraw(nodes: Iterable[Node]) -> None:
 
 
 def whole_job(job: Mapping[str, Any], nodes: Iterable[Node]) -> dict[str, Any]:
-    """Return the description of a job by that of its first node and its other nodes: it runs while one of them does,
-    and ends as the node that failed first (`rank`, `host`). Once one has failed, stops the others, which would wait for
-    it. A host that does not answer is left out.
+    """Return the description of a job on several hosts, from that of its first node and those of the others.
+
+    It runs while one of its nodes does, and its end is that of the node that failed first (`rank`, `host`). Once a node
+    has failed, the others are stopped: they would wait for it. A host that does not answer is left out.
     """
     first, *others = nodes
     described = [(first, job)]
@@ -62,8 +64,11 @@ def whole_job(job: Mapping[str, Any], nodes: Iterable[Node]) -> dict[str, Any]:
 
 
 def order_of_end(job: Mapping[str, Any]) -> tuple[int, float]:
-    """Return a key that is least for the node that failed first, by how it ended and when; SUCCESS is the greatest: a
-    host that is lost or told to stop makes other nodes fail, also before that is seen."""
+    """Return a key by which the node that failed first is the least: by how it ended, then by when.
+
+    A host that was lost or stopped comes before nodes with an exit code, whatever the times: those failed because of
+    it. Nodes that launch stopped because of another one come last but for those that succeeded.
+    """
     if not (end := job["end"]):
         return 0, 0.0
     if not end["stopped"] and not end["code"]:

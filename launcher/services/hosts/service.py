@@ -15,10 +15,10 @@ from launch_train.common.secrets import SecretReader, secret_versions
 from launcher.errors import LaunchError, UnreachableError
 from launcher.jobs.job import RUN_LABEL, SLURM_LABEL, Failure, Job
 from launcher.plan.model import Attempt
-from launcher.remote.agent import Agent, trainer_digest
+from launcher.remote.agent import Agent, HostRefused, trainer_digest
 from launcher.remote.connection import CommandFailed, Connection
 from launcher.services.base import GoneError, Listing
-from launcher.services.hosts.nodes import job_nodes, whole_job, withdraw
+from launcher.services.hosts.nodes import job_nodes, stop_and_remove, whole_job
 from launcher.services.local.replicas import ImageDefaults, replicas
 from launcher.services.local.request import parse_request
 from launcher.services.request import service
@@ -58,20 +58,20 @@ class OnHost:
 
         Raises:
             UnreachableError: it is unknown whether it was started.
-            LaunchError: the host refuses it, with the reason, or a secret can't be read here; nothing was started.
+            LaunchError: a host refuses it, with the reason, or a secret can't be read here; nothing was started.
         """
-        answer: dict[str, Any] = {}
         nodes = job_nodes(self._agent, body, request_id)
-        for node in reversed(nodes):
+        requests = [start_of(body, request_id, node.rank) for node in nodes]
+        secrets = read_secrets_here(requests[0]["env"], os.environ)
+        answer: dict[str, Any] = {}
+        for node, request in zip(reversed(nodes), reversed(requests), strict=True):
             try:
-                request = start_of(body, request_id, node.rank)
-                request["secrets"] = read_secrets_here(request["env"], os.environ)
-                answer = node.agent.call("start", request, seconds=120.0)
+                answer = node.agent.call("start", {**request, "secrets": secrets}, seconds=120.0)
             except CommandFailed as error:
                 raise UnreachableError(f"starting the job was interrupted: {error.problem}", error.hint) from error
-            if "refused" in answer:
-                withdraw(nodes[node.rank + 1 :])
-                raise LaunchError(f"{node.agent.connection.host.name}: {answer['refused']}", answer["fix"])
+            except HostRefused:
+                stop_and_remove(nodes[node.rank + 1 :])
+                raise
         return self._job(answer["job"])
 
     def get(self, name: str) -> Job:
@@ -221,11 +221,9 @@ def start_of(body: Mapping[str, Any], request_id: str, rank: int = 0) -> dict[st
         port = FIRST_PORT + crc32(request_id.encode()) % PORTS
         addresses = [f"{address}:{port}" for address in (peer["first"], *(other["address"] for other in peers))]
     node = replicas(job, addresses=addresses, job_id=request_id, image_defaults=lambda _image: defaults)[rank]
-    cluster = json.loads(node.env[contract.CLUSTER_SPEC])
-    env = {**node.env, contract.CLUSTER_SPEC: json.dumps({**cluster, "environment": "host"})}
-    several = {"rank": rank, "address": peer["address"] if rank else peer["first"]} if peers else {}
+    cluster = json.loads(node.env[contract.CLUSTER_SPEC]) | {"environment": "host"}  # no rehearsal of another machine
     return {
-        **several,
+        **({"rank": rank, "address": peer["address"] if rank else peer["first"]} if peers else {}),
         **({"script": body["script"]} if "script" in body else {}),
         "id": f"{request_id}-{rank}" if rank else request_id,
         "run": body["labels"].get(RUN_LABEL, node.env.get(contract.RUN, "")),
@@ -233,7 +231,7 @@ def start_of(body: Mapping[str, Any], request_id: str, rank: int = 0) -> dict[st
         "request": body,
         "folder": job.run_folder or "",
         "argv": node.argv,
-        "env": env,
+        "env": {**node.env, contract.CLUSTER_SPEC: json.dumps(cluster)},
         "gpus": node.gpus,
         "hours": service(body).limit(body) / 3600,
         "code": body["code"],

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launch_train.common import contract
 from launch_train.host import slurm
 from launch_train.host.__main__ import answer_to
 from launch_train.host.job import describe_jobs
@@ -194,3 +197,24 @@ def test_a_run_that_is_complete_as_it_is_stopped_has_succeeded(
     monkeypatch.setattr(slurm, "stop_reason", lambda *_: "interrupted")
     assert batch(root, monkeypatch) == 0
     assert json.loads((root / "jobs" / "id" / "end.json").read_bytes())["stopped"] == ""
+
+
+def test_a_node_starts_while_another_one_writes_its_programs(root: Path) -> None:
+    """On a shared disk, a program that is open for writing can't be executed (ETXTBSY)."""
+    path = root / "jobs" / "id" / "job.json"
+    job: dict[str, Any] = {
+        "argv": ["python", "-c", "import shutil; print(shutil.which('python'))"],
+        "python": sys.executable,
+    }
+    job |= {"env": {contract.CLUSTER_SPEC: json.dumps({"task": {}})}, "gpus": 0, "code": "", "trainer": "none"}
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | job))
+
+    def start_node(index: int) -> str:
+        env = {"SLURM_PROCID": str(index), "SLURM_JOB_ID": str(NUMBER), "LAUNCH_HOSTS": "n1,n2"}
+        argv = [sys.executable, "-m", "launch_train.host", str(root), "node", "id"]
+        ran = subprocess.run(argv, env={**os.environ, **env}, capture_output=True, text=True, check=False, timeout=60)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout.strip()
+
+    with Path(start_node(0)).open("a"):
+        start_node(1)

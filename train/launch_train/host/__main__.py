@@ -49,9 +49,9 @@ def answer_to(operation: str, request: dict[str, Any], root: Path) -> Any:
             answer = {"text": slurm.test_job(request["script"])}
         case "jobs":
             answer = slurm.add_states(root, job.describe_jobs(root, request.get("ids")))
-        case "meet":
+        case "open_meeting":
             answer = peers.open_meeting(request)
-        case "join":
+        case "join_meeting":
             answer = peers.join_meeting(request)
         case "stop":
             answer = job.mark_job(root, request["id"], "stop")

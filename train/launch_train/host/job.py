@@ -149,10 +149,10 @@ def supervise_node(
             )
         locks += handles
         visible = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(indices)}
-    if interface := next((name for name, address in machine.interfaces() if address == job.get("address")), ""):
-        visible |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}  # the other hosts reach it
+    if interface := next((name for name, address in machine.list_interfaces() if address == job.get("address")), ""):
+        visible |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}  # other hosts reach its address
     workdir = make_workdir(root, job, str(job["id"]))
-    env = job_environment(root, folder, job, workdir, visible | variables)
+    env = job_environment(root, job, workdir, visible | variables)
     os.chdir(workdir)
     if secrets:
         secrets_file = open_in_memory(json.dumps(secrets))
@@ -248,13 +248,11 @@ def placed_command(job: Mapping[str, Any]) -> tuple[list[str], dict[str, str], s
     return [placed(word) for word in job["argv"]], {name: placed(value) for name, value in job["env"].items()}, place
 
 
-def job_environment(
-    root: Path, folder: Path, job: Mapping[str, Any], workdir: Path, variables: Mapping[str, str]
-) -> dict[str, str]:
+def job_environment(root: Path, job: Mapping[str, Any], workdir: Path, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a job's node: some of the login's variables, the job's own `variables`, the job's
     Python first on PATH, launch_train of its launch, and its installed projects."""
     env = {name: value for name, value in os.environ.items() if name in KEPT} | dict(variables)
-    env["PATH"] = path_with_python(folder, str(job["python"]), env)
+    env["PATH"] = path_with_python(workdir.parent / "bin", str(job["python"]), env)
     env["PYTHONPATH"] = str(root / "trainer" / str(job["trainer"]))
     installed = workdir.parent / "project"
     if installed.is_dir():
@@ -276,13 +274,13 @@ def make_workdir(root: Path, job: Mapping[str, Any], name: str) -> Path:
     return workdir
 
 
-def path_with_python(folder: Path, python: str, env: Mapping[str, str]) -> str:
-    """Return a PATH on which `python` is the job's. A link would not do: an environment is found by its python's
-    place. Raises RefusedError: it does not exist."""
+def path_with_python(programs: Path, python: str, env: Mapping[str, str]) -> str:
+    """Return a PATH on which `python` is the job's, by a script in the folder `programs`, which is the node's own: a
+    program that another node is writing can't be executed. A link would not do: an environment is found by its
+    python's place. Raises RefusedError: it does not exist."""
     if not os.access(python, os.X_OK):
         fix = "Repeat launch on HOST SPEC, which makes its environment again; or name another: --python PATH"
         raise RefusedError(f"the job's Python {python} does not exist", fix)
-    programs = folder / "bin"
     programs.mkdir(exist_ok=True)
     for name in ("python", "python3"):
         (programs / name).write_text(f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n', encoding="utf-8")
@@ -325,8 +323,8 @@ def is_locked(path: Path) -> bool:
 
 
 def mark_job(root: Path, name: str, mark: str) -> bool:
-    """Begin to stop a job; return False if there is none. `mark`: cancel, or stop, as its node on another host has
-    failed."""
+    """Begin to stop a job; return False if there is none. `mark`: `cancel`, or `stop` because its node on another host
+    has failed."""
     folder = root / "jobs" / name
     if not (folder / "job.json").exists():
         return False

@@ -130,8 +130,8 @@ def take_gpus(count: int, run: str) -> tuple[list[str], list[int], str]:
     return [], [], f"{len(taken)} of {len(devices)} GPUs are free; the job needs {count}"
 
 
-def interfaces() -> Iterator[tuple[str, str]]:
-    """Yield this machine's network interfaces, each with its IPv4 address."""
+def list_interfaces() -> Iterator[tuple[str, str]]:
+    """Yield the name and the IPv4 address of each network interface of this machine that has one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # it has none

@@ -1,7 +1,8 @@
-"""Whether the hosts of one job reach each other and share the folder of its run: one opens a meeting, the others join.
+"""Check that the hosts of a job reach each other and share the folder of its runs.
 
-The first host locks a new file in the folder, and listens. Each other one must see that file and must not get its lock,
-since every start of a run relies on both, and must reach the first one at one of its addresses.
+The first host opens a meeting: it locks a new file in the folder, and listens. The others join it: each must see the
+file and be refused its lock, since every start of a run relies on both, and must reach the first host at one of its
+addresses.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from launch_train.host.job import RefusedError
-from launch_train.host.machine import interfaces
+from launch_train.host.machine import list_interfaces
 
 MEETING_SECONDS: Final = 120.0
-"""For so long the first host waits for the others."""
+"""For so long the first host waits for the next one."""
 CONNECT_SECONDS: Final = 3.0
 SHARED_SECONDS: Final = 10.0
 """NFS shows a new file once its cache of the folder has expired, after 3 s by default."""
@@ -41,47 +42,50 @@ def open_meeting(request: Mapping[str, Any]) -> dict[str, Any]:
     except OSError as error:
         raise RefusedError(f"{request['folder']} can't be used: {error.strerror}", SHARE_FIX) from error
     server = socket.create_server(("", 0))
-    addresses = [address for _, address in interfaces() if not address.startswith("127.")]
+    addresses = [address for _, address in list_interfaces() if not address.startswith("127.")]
     if os.fork():
         return {"addresses": addresses, "port": server.getsockname()[1]}
     os.setsid()
     for stream in (0, 1, 2):  # the connection would stay open
         os.dup2(os.open(os.devnull, os.O_RDWR), stream)
     server.settimeout(MEETING_SECONDS)
-    with suppress(TimeoutError):
+    try:
         for _ in range(int(request["count"])):
-            server.accept()[0].close()
-    if marker:
-        marker.unlink(missing_ok=True)
-    os._exit(0)
+            with server.accept()[0] as connection:
+                connection.sendall(request["nonce"].encode())
+    finally:
+        if marker:
+            marker.unlink(missing_ok=True)
+        os._exit(0)
 
 
 def join_meeting(request: Mapping[str, Any]) -> dict[str, str]:
-    """Return `address`, this machine's own, and `first`, at which it reaches the first host. The request also has that
-    host's `host`, `addresses` and `port`.
+    """Return the address at which this machine reaches the first host (`first`), and its own in that network
+    (`address`). The request is that of `open_meeting`, its answer, and `host`: the first host's name.
 
-    Raises RefusedError: the folder isn't shared, or none of the addresses is reached.
+    Raises RefusedError: the folder isn't shared, or no address is reached.
     """
     first = str(request["host"])
     if marker := marker_of(request):
         until = time.monotonic() + SHARED_SECONDS
         while not marker.exists():
             if time.monotonic() > until:
-                raise RefusedError(f"{request['folder']} is not the folder that {first} has there", SHARE_FIX)
+                raise RefusedError(f"{request['folder']} is not the folder that {first} has under that name", SHARE_FIX)
             with suppress(OSError):
                 os.scandir(marker.parent).close()
             time.sleep(0.2)
-        handle = os.open(marker, os.O_RDWR)
         try:
+            handle = os.open(marker, os.O_RDWR)
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            raise RefusedError(f"a lock on {request['folder']} that {first} has is not seen here", SHARE_FIX)
-        except OSError:
-            pass  # as it must be
-        finally:
+            raise RefusedError(f"a lock of {first} on a file in {request['folder']} has no effect here", SHARE_FIX)
+        except BlockingIOError:
             os.close(handle)
+        except OSError as error:
+            raise RefusedError(f"{request['folder']} can't be used: {error.strerror}", SHARE_FIX) from error
     for address in request["addresses"]:
         with suppress(OSError), socket.create_connection((address, request["port"]), CONNECT_SECONDS) as connection:
-            return {"first": address, "address": connection.getsockname()[0]}
+            if connection.recv(len(request["nonce"])).decode() == request["nonce"]:  # else it is another machine
+                return {"first": address, "address": connection.getsockname()[0]}
     tried = ", ".join(request["addresses"]) or "no address"
     raise RefusedError(
         f"{first} is not reached from here (tried {tried}, port {request['port']})",

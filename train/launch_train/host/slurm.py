@@ -373,9 +373,8 @@ def run_batch(root: Path, name: str) -> int:
             end["problem"] = next((line[13:] for line in reversed(lines) if line.startswith("srun: error: ")), "")
     (folder / ".end").write_text(json.dumps(end), encoding="utf-8")
     (folder / ".end").rename(folder / "end.json")
-    try_slurm(
-        "scontrol", "update", f"JobId={number}", "Requeue=0"
-    )  # Slurm 24.11 repeats an earlier preemption's requeue
+    # Slurm 24.11 would repeat the requeue of an earlier preemption.
+    try_slurm("scontrol", "update", f"JobId={number}", "Requeue=0")
     for workdir in (root / "work").glob(f"{name}-*"):
         shutil.rmtree(workdir, ignore_errors=True)
     return code
@@ -475,7 +474,7 @@ def run_node(root: Path, name: str) -> None:
         network["CUDA_VISIBLE_DEVICES"] = ""
     variables[contract.CLUSTER_SPEC] = cluster_spec(variables[contract.CLUSTER_SPEC], index)
     workdir = make_workdir(root, job, f"{name}-{start}-{index}")
-    env = job_environment(root, folder, job, workdir, network | variables)
+    env = job_environment(root, job, workdir, network | variables)
     os.chdir(workdir)
     os.umask(0o022)
     sys.stdout.flush()
