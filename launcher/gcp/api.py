@@ -30,6 +30,8 @@ PATIENCE_SECONDS = 60.0
 """Timeout of a call with its retries and backoff."""
 NOTICE_SECONDS = 4.0
 """Seconds without an answer after which `notice` is called."""
+NOTICE_INTERVAL = 60.0
+"""Seconds between notices to the user. If all 38 regions are unreachable, one notice is enough."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0
 """Seconds: the backoff between retries doubles from the first to the second."""
 PASSING = (408, 429, 500, 502, 503, 504)
@@ -122,6 +124,31 @@ class Api:
             if not is_torn(error):
                 raise
             raise UnreachableError(f"{self.service.title}'s answer can't be read: {words(str(error))}") from error
+
+
+class Clients:
+    """The opened APIs of one service in a project, by name. Thread-safe."""
+
+    def __init__(self, service: Service, project: str, clock: Clock, notice: Callable[[str], None] | None) -> None:
+        """`notice` receives a line, at most once a minute, while a call waits for an answer."""
+        self._service, self._project, self._clock = service, project, clock
+        self._notice, self._noticed = notice, float("-inf")
+        self._apis: dict[str, Api] = {}
+        self._lock = threading.RLock()
+
+    def api(self, name: str, open_client: Callable[[], Any]) -> Api:
+        """Return an API; on first use, `open_client` opens its client. Raises what that raises."""
+        with self._lock:
+            if name not in self._apis:
+                self._apis[name] = Api(self._service, self._project, open_client(), self._clock, self._tell)
+            return self._apis[name]
+
+    def _tell(self, text: str) -> None:
+        with self._lock:
+            due = self._clock.now() - self._noticed >= NOTICE_INTERVAL
+            self._noticed = self._clock.now() if due else self._noticed
+        if due and self._notice:
+            self._notice(text)
 
 
 def is_torn(error: BaseException) -> bool:

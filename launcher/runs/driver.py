@@ -75,7 +75,7 @@ from launcher.runs.stored_plan import is_bound
 from launcher.runs.watch import Event, JobView, intervals_of, watch
 from launcher.services import request
 from launcher.services.base import CreateRefused, GoneError, Service
-from launcher.services.request import context_of_job, provisioning
+from launcher.services.request import context_of_job
 from launcher.text import rough_duration
 
 FLEX_SLACK_SECONDS = 120.0
@@ -263,7 +263,7 @@ class RunDriver:
     def wait_limit(self, job: Job, number: int) -> float | None:
         """Return how many seconds the attempt may wait for machines: its own limit, or what earlier attempts left of
         `limits.wait_total` if that is less. None: no limit."""
-        kind = provisioning(job.request).partition(":")[0]
+        kind = request.read(job.request).provisioning.partition(":")[0]
         same_kind = (
             attempt.wait_seconds for attempt in self.plan.attempts if attempt.provisioning.partition(":")[0] == kind
         )
@@ -384,8 +384,8 @@ class RunDriver:
             round=max(snapshot.round, 1),
             region=job.region,
             zone=job.zone,
-            provisioning=provisioning(job.request),
-            machine=request.machine_type(job.request),
+            provisioning=request.read(job.request).provisioning,
+            machine=request.read(job.request).machine_type,
             identity=job.labels.get(IDENTITY_LABEL, ""),
         )
         entry = self.ledger.lock(snapshot.next_number, facts)
@@ -491,7 +491,7 @@ class RunDriver:
         if self.resume or not first:
             self.confirm(self.plan)
         if first:
-            self.plan = bound(with_digest(self.plan, request.image(first)))
+            self.plan = bound(with_digest(self.plan, request.read(first).image))
         else:
             self.plan = bound(self.ready(self.plan))
         self.is_prepared = True
@@ -519,7 +519,7 @@ class RunDriver:
         known, own = self.allowed.lines if self.allowed else (), comparable_request(self.plan, body)
         changed = request.differences(body, own, request.submitted)
         return (
-            "@sha256:" in request.image(body)
+            "@sha256:" in request.read(body).image
             and request.gpu(body) == request.gpu(own)
             and all(line.startswith("image: ") or line in known for line in changed)
         )
@@ -549,7 +549,9 @@ class RunDriver:
             self.ledger.note_end(entry.number, LOST, None)
             return None
         try:
-            job = self.service.create(attempt, body, self.id_of_create(entry))
+            writer = "" if self.ledger.locks else entry.writer
+            create_id = request_id(self.plan.run, entry.where, entry.number, digest(self.plan), writer)
+            job = self.service.create(attempt, body, create_id)
         except CreateRefused as error:
             self.record_refusal(entry, attempt, error)
             return None
@@ -559,11 +561,6 @@ class RunDriver:
             self.ledger.note_end(entry.number, LOST, None)
             raise
         return self.record_job(entry, job, snapshot)
-
-    def id_of_create(self, entry: AttemptEntry) -> str:
-        """Return the create request's id."""
-        writer = "" if self.ledger.locks else entry.writer
-        return request_id(self.plan.run, entry.where, entry.number, digest(self.plan), writer)
 
     def record_refusal(self, entry: AttemptEntry, attempt: Attempt, error: CreateRefused) -> None:
         """Record and report why no job was created."""
@@ -635,7 +632,7 @@ def is_up(job: Job) -> bool:
 
 def is_created(job: Job) -> bool:
     """Return whether a VM exists: it is up, or queued by flex-start."""
-    return is_up(job) or provisioning(job.request) == "flex-start"
+    return is_up(job) or request.read(job.request).provisioning == "flex-start"
 
 
 def end_error(job: Job, diagnosis: Diagnosis) -> LaunchError:

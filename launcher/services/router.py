@@ -27,15 +27,12 @@ class Services(OfGoogle):
         return self.vertex.project
 
     def create(self, attempt: Attempt, body: Mapping[str, Any], request_id: str) -> Job:
-        """As Service.create."""
         return (self.vms if attempt.zone else self.vertex).create(attempt, body, request_id)
 
     def get(self, name: str) -> Job:
-        """As Service.get."""
         return self._of(name).get(name)
 
     def find(self, filter_: str, regions: Iterable[str], *, partly: bool = False) -> Listing:
-        """As Service.find."""
         places = list(regions)
         zones = [place for place in places if re.fullmatch(ZONE, place)]
         listings = [
@@ -47,19 +44,15 @@ class Services(OfGoogle):
         return Listing(tuple(jobs), {place: error for listing in listings for place, error in listing.unread.items()})
 
     def request_ids(self, name: str) -> frozenset[str]:
-        """As Service.request_ids."""
         return self._of(name).request_ids(name)
 
     def cancel(self, name: str) -> None:
-        """As Service.cancel."""
         self._of(name).cancel(name)
 
     def release(self, job: Job) -> None:
-        """As Service.release."""
         self._of(job.name).release(job)
 
     def forget(self, job: Job) -> None:
-        """As Service.forget."""
         self._of(job.name).forget(job)
 
     def _of(self, name: str) -> Service:

@@ -7,7 +7,6 @@ known (a job, or a refusal) or unknown (`UnreachableError`). All other requests 
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -16,7 +15,7 @@ from urllib.parse import urlsplit
 
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, UnreachableError
-from launcher.gcp.api import REQUEST_SECONDS, Api, Service, credentials, no_credentials, status_of
+from launcher.gcp.api import REQUEST_SECONDS, Api, Clients, Service, credentials, no_credentials, status_of
 from launcher.gcp.parallel import of_create, together
 from launcher.jobs.job import RUN_LABEL, Failure, Job
 from launcher.plan.model import Attempt
@@ -31,8 +30,6 @@ PAGE = 1000
 SAFE_PAGE = 100
 """As gcloud asks for: used if the service refuses PAGE."""
 REGION = re.compile(r"[a-z0-9-]+")
-NOTICE_EVERY = 60.0
-"""Seconds between notices. If all 38 regions are unreachable, one notice is enough."""
 READINGS = 3
 """Maximum number of times that a list is read because its page token expired."""
 
@@ -53,13 +50,11 @@ class Vertex(OfGoogle):
         notice: Callable[[str], None] | None = None,
     ) -> None:
         """`notice` receives a line, at most once a minute, while a call waits for an answer."""
-        self._notice, self._noticed = notice, float("-inf")
         self.project = project
         self.environ = environ
         self.clock = clock
         self._channel = channel
-        self._apis: dict[str, Api] = {}
-        self._lock = threading.Lock()
+        self._clients = Clients(SERVICE, project, clock, notice)
 
     def create(self, attempt: Attempt, body: Mapping[str, Any], request_id: str) -> Job:
         """Create the job of an attempt, as `create_in` does. Vertex AI has no request ids."""
@@ -171,21 +166,10 @@ class Vertex(OfGoogle):
     def _parent(self, region: str) -> str:
         return f"projects/{self.project}/locations/{region}"
 
-    def _tell(self, text: str) -> None:
-        with self._lock:
-            due = self.clock.now() - self._noticed >= NOTICE_EVERY
-            self._noticed = self.clock.now() if due else self._noticed
-        if due and self._notice:
-            self._notice(text)
-
     def _api(self, region: str) -> Api:
         """Return the client of a region's endpoint. It is created on first use."""
         endpoint = "" if self._channel else endpoint_of(region, self.environ)
-        with self._lock:
-            if endpoint not in self._apis:
-                client = open_jobs(endpoint, self.environ, self._channel)
-                self._apis[endpoint] = Api(SERVICE, self.project, client, self.clock, self._tell)
-            return self._apis[endpoint]
+        return self._clients.api(endpoint, lambda: open_jobs(endpoint, self.environ, self._channel))
 
 
 def gone(name: str) -> GoneError:

@@ -130,14 +130,14 @@ def test_the_image_of_another_machine_type_of_the_run_stays(site: Site) -> None:
     refused = Status(429, message="The following quota metrics exceed quota limits: aiplatform.googleapis.com/x_gpus")
     site.cloud.faults.add(Fault(CREATE, refused))
     first = site.launch(ready=prepare)
-    assert request.machine_type(first.job.request) == "a2-ultragpu-1g"
+    assert request.read(first.job.request).machine_type == "a2-ultragpu-1g"
     preempted = Diagnosis(scope="transient", kind="preempted", cause="")
     site.vertex.cancel(first.job.name)
     site.clock.advance(30)
     settle(site.ledger(), first.number, site.vertex.get(first.job.name), preempted)
     second = site.launch(ready=prepare)
-    assert (request.machine_type(second.job.request), len(made)) == ("a3-highgpu-1g", 1)
-    assert request.image(second.job.request) == request.image(first.job.request)
+    assert (request.read(second.job.request).machine_type, len(made)) == ("a3-highgpu-1g", 1)
+    assert request.read(second.job.request).image == request.read(first.job.request).image
 
 
 def test_another_launch_submitted_while_the_image_was_built(site: Site) -> None:

@@ -277,7 +277,9 @@ def test_a_run_that_goes_on_has_the_same_image(site: Site) -> None:
     assert stored is not None
     site.ledger().write_plan(with_digest(stored.plan, DIGEST.replace("0", "e")))
     got = site.launch(resume=True)
-    assert request.image(got.job.request) == DIGEST, "made ready: when its jobs are gone, nobody vouches for the plan's"
+    assert request.read(got.job.request).image == DIGEST, (
+        "made ready: when its jobs are gone, nobody vouches for the plan's"
+    )
 
 
 def test_a_job_of_another_account_gives_no_image(site: Site) -> None:
@@ -288,7 +290,7 @@ def test_a_job_of_another_account_gives_no_image(site: Site) -> None:
     other = DIGEST.replace("0", "e")
     plan = plan_of(identity={"service_account": "trainer@my-project.iam.gserviceaccount.com"})
     got = site.launch(plan=plan, resume=True, ready=lambda made: with_digest(made, other))
-    assert request.image(got.job.request) == other
+    assert request.read(got.job.request).image == other
 
 
 def test_a_job_on_another_kind_of_gpu_gives_no_image(site: Site) -> None:
@@ -298,10 +300,10 @@ def test_a_job_on_another_kind_of_gpu_gives_no_image(site: Site) -> None:
     other, plan = DIGEST.replace("0", "e"), plan_of(machine={"type": "h100", "gpus": 8}, regions=["us-central1"])
     site.clock.advance(60)
     got = site.launch(plan=plan, resume=True, ready=lambda made: with_digest(made, other))
-    assert request.image(got.job.request) == other
+    assert request.read(got.job.request).image == other
     site.clock.advance(60)
     got = site.launch(plan=plan, resume=True, ready=lambda made: with_digest(made, DIGEST))
-    assert (got.created, request.image(got.job.request)) == (True, other), "the image of its own kind of GPU"
+    assert (got.created, request.read(got.job.request).image) == (True, other), "the image of its own kind of GPU"
 
 
 def test_a_job_that_was_cancelled_ends_the_run(site: Site) -> None:

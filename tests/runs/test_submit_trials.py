@@ -163,7 +163,7 @@ def test_never_two(trials: Trials, part: int) -> None:
                 Fault("storage.objects.insert", lost, name="attempts/", after=trials.chance.randint(0, 2))
             )
         vertex = Killed("my-project", trials.cloud.environ(), trials.time) if killed else trials.vertex
-        vertex._apis = trials.vertex._apis
+        vertex._clients._apis = trials.vertex._clients._apis
         got = [trials.launch(plan, bucket=bucket, vertex=vertex), *(trials.launch(plan, bucket=bucket) for _ in "12")]
         case = (effect, look, bucket, killed, script, got)
         living = trials.living(plan)
@@ -211,14 +211,16 @@ def at_once(trials: Trials, plan: Plan, *, bucket: bool, launches: int = 10) -> 
 
     def one(_: int) -> str:
         vertex = Vertex("my-project", trials.cloud.environ(), time)
-        vertex._apis = {name: type(api)(api.service, api.project, api.client, time) for name, api in apis.items()}
+        vertex._clients._apis = {
+            name: type(api)(api.service, api.project, api.client, time) for name, api in apis.items()
+        }
         start.wait()
         try:
             return trials.launch(plan, bucket=bucket, vertex=vertex, time=time)
         finally:
             meeting.leave()
 
-    apis = trials.vertex._apis
+    apis = trials.vertex._clients._apis
     with ThreadPoolExecutor(launches) as threads:
         return list(threads.map(one, range(launches)))
 

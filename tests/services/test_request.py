@@ -7,9 +7,7 @@ import pytest
 from launcher.errors import JobFailed
 from launcher.services.request import (
     differences,
-    image,
-    machine_type,
-    provisioning,
+    read,
     request_context,
     within_hours,
 )
@@ -22,18 +20,18 @@ def test_the_placement_is_read_from_a_request() -> None:
     plan = planned(provisioning=["spot"], machine={"type": "h100", "gpus": 8, "nodes": 2})
     found = request_context("my-project", "us-central1", plan.attempts[0].request)
     assert (found.project, found.region, found.provisioning, found.gpus) == ("my-project", "us-central1", "spot", 16)
-    assert found.machine_type == machine_type(plan.attempts[0].request) == plan.attempts[0].machine_type
-    assert found.image == image(plan.attempts[0].request) == (plan.image.uri if plan.image else "")
+    assert found.machine_type == read(plan.attempts[0].request).machine_type == plan.attempts[0].machine_type
+    assert found.image == read(plan.attempts[0].request).image == (plan.image.uri if plan.image else "")
     assert found.output == plan.run_folder
 
 
 def test_provisioning_models() -> None:
     for model in ("spot", "flex-start"):
-        assert provisioning(request(provisioning=[model])) == model
+        assert read(request(provisioning=[model])).provisioning == model
     reserved = {"type": "a3-highgpu-8g"}
-    assert provisioning(request(provisioning=[RESERVED], machine=reserved)) == RESERVED
-    assert provisioning(request(provisioning=["standard"], machine={"type": "l4", "gpus": 1})) == "standard"
-    assert (provisioning({}), machine_type({}), image({})) == ("standard", "", "")
+    assert read(request(provisioning=[RESERVED], machine=reserved)).provisioning == RESERVED
+    assert read(request(provisioning=["standard"], machine={"type": "l4", "gpus": 1})).provisioning == "standard"
+    assert (read({}).provisioning, read({}).machine_type, read({}).image) == ("standard", "", "")
 
 
 def test_another_placement_makes_no_difference() -> None:

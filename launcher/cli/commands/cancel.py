@@ -17,8 +17,7 @@ from launcher.jobs.job import Job
 from launcher.runs.cancelling import cancel_run
 from launcher.runs.context import LocalContext
 from launcher.runs.find import FoundRun
-from launcher.runs.sweep.cancel import cancel_sweep
-from launcher.runs.sweep.find import Sweep, active_points
+from launcher.runs.sweep.find import Sweep, active_points, cancel_sweep
 from launcher.text import plural
 
 

@@ -56,11 +56,6 @@ def status(
             raise UsageError("--events needs a run", "Name it: launch status RUN --events")
         show_runs(RunFilter(mine=mine), output_format, regions=regions, everything=everything)
         return
-    show_named(run, regions, output_format, events=events, last=last)
-
-
-def show_named(run: str, regions: list[str] | None, output_format: Output, *, events: bool, last: bool) -> None:
-    """Print a run or a sweep. Raises LaunchError: there is none, or it cannot be read."""
     match run_or_sweep(run, regions, last=last):
         case Sweep() as sweep:
             if events:
@@ -117,7 +112,7 @@ def job_facts(job: Job) -> Iterator[tuple[str, str]]:
             yield "", url
         where = "" if job.target == "on" else f", {provisioning_of(job)} in {place_of(job)}"
         yield "machine", f"{machine_of(job)}{where}"
-        if image := request.image(job.request):
+        if image := request.read(job.request).image:
             yield "image", image
         yield "output", folder
         yield "created", utc_stamp(job.created)

@@ -11,7 +11,7 @@ from launcher.services.vertex import console_url as of_vertex
 
 def provisioning_of(job: Job) -> str:
     """Return `standard`, `spot`, `flex-start` or `reservation`."""
-    return request.provisioning(job.request).partition(":")[0]
+    return request.read(job.request).provisioning.partition(":")[0]
 
 
 def machine_of(job: Job) -> str:

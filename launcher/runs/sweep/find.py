@@ -1,9 +1,12 @@
-"""Find the runs of a sweep: in ./runs by the label in their plans, in the cloud by their jobs' label and its record."""
+"""Find the runs of a sweep: in ./runs by the label in their plans, in the cloud by their jobs' label and its record.
+
+`cancel_sweep` cancels its active points, and those that a launch may still start.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,11 +19,12 @@ from launch_train.common.storage import LocalFolder
 from launcher.errors import LaunchError
 from launcher.gcp.default_bucket import check_default_bucket
 from launcher.gcp.parallel import in_pool
-from launcher.gcp.storage import open_folder, read_errors
+from launcher.gcp.storage import open_folder, read_errors, use_errors
 from launcher.jobs.job import SWEEP_LABEL
 from launcher.plan import names
+from launcher.runs.cancelling import Cancellation, cancel_run
 from launcher.runs.find import RUNS, FoundRun, grouped, in_folder, label_of, local_run, run_folders
-from launcher.runs.sweep.record import read_record
+from launcher.runs.sweep.record import mark_cancelled, read_record
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
@@ -148,3 +152,35 @@ def default_output(cloud: CloudContext) -> Storage:
     """Return the default output. Raises LaunchError: it is not the project's own bucket, or cannot be opened."""
     check_default_bucket(cloud.project, os.environ, cloud.clock)
     return open_folder(names.default_output(cloud.project))
+
+
+def cancel_sweep(sweep: Sweep, say: Callable[[str], None]) -> tuple[list[Cancellation], list[LaunchError]]:
+    """Cancel all points and wait for confirmation; return how each was cancelled, and all failures.
+
+    A launch that still runs the sweep starts no further points.
+    """
+    results: list[Cancellation] = []
+    errors: list[LaunchError] = []
+    if sweep.here:
+        try:
+            with use_errors():
+                mark_cancelled(LocalFolder(Path(RUNS)), sweep.name)
+        except LaunchError as error:
+            errors.append(error)
+    if sweep.cloud and sweep.cloud.output:
+        try:
+            with use_errors():
+                mark_cancelled(open_folder(sweep.cloud.output), sweep.name)
+        except LaunchError as error:
+            say(f"cannot notify the running launch sweep of the cancellation: {error.problem}")
+
+    def cancel(run: FoundRun) -> None:
+        try:
+            results.append(cancel_run(run, say))
+        except LaunchError as error:
+            errors.append(error)
+
+    others, unread = runs_without_jobs(sweep.cloud) if sweep.cloud else ([], [])  # after the mark: see in_cloud
+    points = sorted((*sweep.runs, *others), key=lambda run: not run.is_active)
+    in_pool([partial(cancel, run) for run in points], AT_A_TIME)
+    return results, [*unread, *errors, *(error for result in results for error in result.errors)]

@@ -175,21 +175,17 @@ class CloudSweep:
             self._say(f"{', '.join(listing.unread)} could not be read: {trouble}; retrying")
         self._trouble = trouble
         newest = {job.run: job for job in reversed(listing.jobs)}
-        self._check_cancelled()
+        waiting = [run for run in self.runs if run.state == "waiting"]
+        if waiting and self._is_cancelled():  # by `launch cancel`
+            for run in waiting:
+                run.state = "cancelled"
+                self._on_event(PointChanged(run=run, kind="ended"))
         for run in self.runs:
             job = newest.get(run.point.run)
             if run.state == "waiting":
                 run.is_due = run.is_due or (job is not None and not job.is_over)
             elif run.state == "active" and not (run.job and run.job.place in listing.unread):
                 self._see(run, self._current_job(run, job))
-
-    def _check_cancelled(self) -> None:
-        """Cancel the waiting points if `launch cancel` was run."""
-        waiting = [run for run in self.runs if run.state == "waiting"]
-        if waiting and self._is_cancelled():
-            for run in waiting:
-                run.state = "cancelled"
-                self._on_event(PointChanged(run=run, kind="ended"))
 
     def _is_cancelled(self, *, read_now: bool = False) -> bool:
         """Return whether `launch cancel` was run since the start; False if that cannot be read. Points that begin

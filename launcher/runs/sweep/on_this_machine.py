@@ -23,11 +23,11 @@ from launcher.runs.sweep.events import OnEvent, PointChanged, PointRun
 from launcher.runs.sweep.plan import SweepPlan
 from launcher.runs.sweep.record import mark_version, write_record
 from launcher.services.local.attempts import End, newest_attempt, read_end, read_facts
-from launcher.services.local.cancel import is_attempt_cancelled, request_cancel
 from launcher.services.local.client import STOP_SECONDS, SupervisorHandle
 from launcher.services.local.folder_lock import is_taken
 from launcher.services.local.on_host import visible_gpus
 from launcher.services.local.request import fingerprint, parse_request
+from launcher.services.local.service import is_attempt_cancelled, request_cancel
 from launcher.services.local.workdirs import Code, snapshot
 
 if TYPE_CHECKING:

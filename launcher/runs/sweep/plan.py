@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -214,22 +214,16 @@ def check_budget(sweep: SweepPlan) -> None:
     limit, total = sweep.usd_limit, sweep.usd_at_most
     if limit is None or total is None or total <= limit:
         return
-    raise PlanRefused(
-        f"limits.usd: the {len(sweep.points)} points could cost {usd_text(total)} together, "
-        f"more than {usd_text(limit)}",
-        "\n".join(budget_hints(sweep, limit, total)),
-    )
-
-
-def budget_hints(sweep: SweepPlan, limit: float, total: float) -> Iterator[str]:
-    """Yield hints for staying within the limit."""
+    hints = []
     hours = int(min(point.plan.limits.hours for point in sweep.points) * limit / total * 100) / 100
     if hours >= 0.1:
-        yield f"Shorter runs: --hours {hours:g}"
+        hints.append(f"Shorter runs: --hours {hours:g}")
     dearest = max(point.plan.limits.usd_at_most or 0.0 for point in sweep.points)
     if fit := int(limit / dearest):
-        yield f"Fewer points: at most {fit}, or draw some: --random {fit}"
-    yield f"A higher limit for the whole sweep: --usd {int(total) + 1}"
+        hints.append(f"Fewer points: at most {fit}, or draw some: --random {fit}")
+    hints.append(f"A higher limit for the whole sweep: --usd {int(total) + 1}")
+    problem = f"limits.usd: the {len(sweep.points)} points could cost {usd_text(total)} together, more than "
+    raise PlanRefused(f"{problem}{usd_text(limit)}", "\n".join(hints))
 
 
 def short_names(paths: Sequence[str]) -> list[str]:

@@ -7,7 +7,6 @@ https://cloud.google.com/compute/docs/reference/rest/v1/instances/insert).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
@@ -17,7 +16,7 @@ from msgspec import Struct
 from launcher.clock import REAL, Clock
 from launcher.diagnosis import Refusal
 from launcher.errors import LaunchError, StillRunning, UnreachableError
-from launcher.gcp.api import Api, RestClient, Service, answer_behind, open_client, open_session, status_of
+from launcher.gcp.api import Api, Clients, RestClient, Service, answer_behind, open_client, open_session, status_of
 from launcher.gcp.parallel import of_create
 from launcher.jobs.orphans import Disk
 from launcher.jobs.vm import READY, VmInstance, last_url_part, of_instance, seconds
@@ -30,7 +29,6 @@ POLL_INTERVALS: Final = (0.5, 1.0, 2.0)
 """Seconds between polls of an operation; the last one repeats."""
 MAX_CHANGES: Final = 5
 """Maximum number of tries to change metadata while others change it at the same time."""
-NOTICE_INTERVAL: Final = 60.0
 PAGE_SIZE: Final = 500
 """Compute Engine's upper bound."""
 
@@ -106,9 +104,7 @@ class Compute:
         self.project = project
         self.environ = environ
         self.clock = clock
-        self._notice, self._noticed = notice, float("-inf")
-        self._apis: dict[str, Api] = {}
-        self._lock = threading.RLock()
+        self._clients = Clients(SERVICE, project, clock, notice)
 
     # --- Read ------------------------------------------------------------------------------------------------------
 
@@ -252,13 +248,13 @@ class Compute:
 
     def api(self, client: str) -> Api:
         """Return one of compute_v1's clients by class name; created on first use."""
-        with self._lock:
-            if client not in self._apis:
-                from google.cloud import compute_v1
 
-                opened = open_client(getattr(compute_v1, client), SERVICE, self.environ)
-                self._apis[client] = Api(SERVICE, self.project, opened, self.clock, self._report_waiting)
-            return self._apis[client]
+        def opened() -> Any:
+            from google.cloud import compute_v1
+
+            return open_client(getattr(compute_v1, client), SERVICE, self.environ)
+
+        return self._clients.api(client, opened)
 
     def list_all(self, client: str, **arguments: Any) -> Iterator[dict[str, Any]]:
         """Yield the items of all pages of one of compute_v1's lists, as canonical JSON."""
@@ -293,11 +289,7 @@ class Compute:
 
     def rest_api(self) -> Api:
         """Return the API by plain REST, for requests that compute_v1's clients can't make."""
-        with self._lock:
-            if "rest" not in self._apis:
-                opened = RestClient(SERVICE, *open_session(SERVICE, self.environ))
-                self._apis["rest"] = Api(SERVICE, self.project, opened, self.clock, self._report_waiting)
-            return self._apis["rest"]
+        return self._clients.api("rest", lambda: RestClient(SERVICE, *open_session(SERVICE, self.environ)))
 
     def _message(self, name: str, body: Mapping[str, Any]) -> Any:
         from google.cloud import compute_v1
@@ -328,13 +320,6 @@ class Compute:
             if status_of(error) != 404:
                 raise
             raise GoneError(f"VM {name} does not exist in {zone}") from error
-
-    def _report_waiting(self, text: str) -> None:
-        with self._lock:
-            due = self.clock.now() - self._noticed >= NOTICE_INTERVAL
-            self._noticed = self.clock.now() if due else self._noticed
-        if due and self._notice:
-            self._notice(text)
 
 
 def operation_of(operation: Mapping[str, Any]) -> Operation:

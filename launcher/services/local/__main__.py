@@ -191,7 +191,7 @@ def run_attempt(
 
 @contextmanager
 def stopped_by_cancel(storage: Storage | None, attempt: int, stop: Stop) -> Iterator[None]:
-    """Stop when the attempt in a local run folder is cancelled (launcher.services.local.cancel)."""
+    """Stop when the attempt in a local run folder is cancelled (launcher.services.local.service)."""
     done = threading.Event()
 
     def watch(path: Path) -> None:

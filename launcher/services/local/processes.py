@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
@@ -9,8 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Final
@@ -20,12 +21,12 @@ from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError
 from launcher.services.local import supervisor
 from launcher.services.local.replicas import Replica
-from launcher.services.local.subreaper import kill_children, no_process_left
 from launcher.services.local.supervisor import Ended, OnLine, Preemption, Say
 
 DRAIN_SECONDS = 5
 LEASH: Final = str(Path(contract.__file__).parents[1] / "node" / "parent_death.py")
 """Starts a program that is killed when this process ends, even by kill -9."""
+PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def run(
@@ -134,3 +135,46 @@ def program(name: str, env: Mapping[str, str], folder: Path) -> str:
     if not path:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
     return path
+
+
+# --- The processes that a killed replica leaves behind ----------------------------------------------------------------
+
+
+@contextmanager
+def no_process_left() -> Iterator[None]:
+    """At the end, kill all processes that were started inside, including orphans.
+
+    On Linux orphans become children of this process (PR_SET_CHILD_SUBREAPER), which can then find them.
+    """
+    before = set(children())
+    set_subreaper(1)
+    try:
+        yield
+    finally:
+        kill_children(lambda pid: pid not in before)
+        set_subreaper(0)
+
+
+def set_subreaper(value: int) -> None:
+    """Turn subreaping on or off. Linux only; elsewhere only the process groups are killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, value, 0, 0, 0)
+
+
+def children() -> list[int]:
+    """Return the ids of this process's children; empty without /proc."""
+    pids: list[int] = []
+    with suppress(OSError):
+        for task in Path("/proc/self/task").iterdir():
+            with suppress(OSError):  # the thread has ended meanwhile
+                pids += map(int, (task / "children").read_text().split())
+    return pids
+
+
+def kill_children(is_left: Callable[[int], bool]) -> None:
+    """Kill this process's children for which `is_left` is true, and the orphans that they leave, and wait for them."""
+    while orphans := [pid for pid in children() if is_left(pid)]:
+        for pid in orphans:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)

@@ -202,13 +202,9 @@ def with_folder(pool: dict[str, Any], moved: Callable[[str], str]) -> dict[str, 
 
 def with_image(request: Mapping[str, Any], image: str) -> dict[str, Any]:
     """Return a valid request with every node's image set to `image`, as a launch in the cloud does."""
-
-    def with_its(pool: dict[str, Any]) -> dict[str, Any]:
-        return {**pool, "containerSpec": {**pool["containerSpec"], "imageUri": image}}
-
     job = request["jobSpec"]
     pools = job["workerPoolSpecs"]
-    nodes = [with_its(pool) for pool in pools[:NODE_POOLS]]
+    nodes = [{**pool, "containerSpec": {**pool["containerSpec"], "imageUri": image}} for pool in pools[:NODE_POOLS]]
     return {**request, "jobSpec": {**job, "workerPoolSpecs": [*nodes, *pools[NODE_POOLS:]]}}
 
 

@@ -111,21 +111,6 @@ def beside_ended(request: Mapping[str, Any], ended: Sequence[str]) -> Mapping[st
     return changed_request
 
 
-def provisioning(request: Mapping[str, Any]) -> str:
-    """Return the provisioning model by the plan's name for it."""
-    return read(request).provisioning
-
-
-def machine_type(request: Mapping[str, Any]) -> str:
-    """Return the primary node's machine type. Empty if the request has none."""
-    return read(request).machine_type
-
-
-def image(request: Mapping[str, Any]) -> str:
-    """Return the primary node's container image."""
-    return read(request).image
-
-
 def gpu(request: Mapping[str, Any]) -> str:
     """Return the kind of GPU that the request was made for, such as l4. Empty: unknown."""
     try:

@@ -48,7 +48,11 @@ def test_a_job_is_there_at_once_and_waits_for_its_machine(site: Site) -> None:
         site.clock.advance(5)
     assert states == ["PENDING", "PENDING", "RUNNING"]
     now = site.vms.get(job.name)
-    assert (now.run, now.started, request.image(now.request)) == (RUN, job.created + 5, request.image(job.request))
+    assert (now.run, now.started, request.read(now.request).image) == (
+        RUN,
+        job.created + 5,
+        request.read(job.request).image,
+    )
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ def test_an_insert_is_not_sent_again_when_its_lock_may_be_given_up(
                 sent.append(self.wall())
             return super().once(method, seconds, **request)
 
-    monkeypatch.setattr("launcher.services.compute.client.Api", Watched)
+    monkeypatch.setattr("launcher.gcp.api.Api", Watched)
     site.cloud.faults.add(Fault(INSERT, Status(503), times=99))
     began = site.clock()
     with pytest.raises(UnreachableError):

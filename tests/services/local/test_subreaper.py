@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.services.local import subreaper
+from launcher.services.local import processes
 
 
 def test_a_thread_that_ends_meanwhile_hides_no_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,5 +14,5 @@ def test_a_thread_that_ends_meanwhile_hides_no_child(tmp_path: Path, monkeypatch
         (tmp_path / name).mkdir()
         if text:
             (tmp_path / name / "children").write_text(text)
-    monkeypatch.setattr(subreaper, "Path", lambda _: tmp_path)
-    assert subreaper.children() == [12, 34]
+    monkeypatch.setattr(processes, "Path", lambda _: tmp_path)
+    assert processes.children() == [12, 34]
