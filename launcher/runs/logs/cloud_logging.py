@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from launch_train.common import contract
+from launch_train.common.text import nanoseconds_text
 from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised, UnreachableError
 from launcher.gcp.api import Api, Service, http_date, open_session
@@ -185,7 +186,7 @@ class CloudLogReader:
     def _request(self, order: str, since: int, token: str, size: int) -> dict[str, Any]:
         return {
             "resourceNames": [f"projects/{self._api.project}"],
-            "filter": f'{self._filter} AND timestamp>="{format_rfc3339(since)}"',
+            "filter": f'{self._filter} AND timestamp>="{nanoseconds_text(since)}"',
             "orderBy": f"timestamp {order}",
             "pageSize": size,
             **({"pageToken": token} if token else {}),
@@ -229,7 +230,7 @@ def entry_filter(job: Job, project: str) -> str:
     log = f'resource.type="gce_instance" AND logName="projects/{project}/logs/{contract.LOG}"'
     if not job.run or len(of_instance(job.request, project).parameters.get("nodes") or ()) == 1:
         return f'{log} AND resource.labels.instance_id="{job.id}"'
-    until = f' AND timestamp<"{format_rfc3339(to_nanoseconds(job.ended) + SECOND)}"' if job.ended else ""
+    until = f' AND timestamp<"{nanoseconds_text(to_nanoseconds(job.ended) + SECOND)}"' if job.ended else ""
     return f'{log} AND labels."{contract.LOG_RUN}"="{job.run}"{until}'
 
 
@@ -292,9 +293,3 @@ def parse_rfc3339(text: Any) -> int | None:
 def to_nanoseconds(seconds: float) -> int:
     """Convert Unix seconds, rounded to the microsecond: a float holds no more digits of a current time."""
     return round(seconds * 1_000_000) * 1000
-
-
-def format_rfc3339(time: int) -> str:
-    """Format Unix nanoseconds as RFC 3339."""
-    seconds, rest = divmod(max(time, 0), SECOND)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"

@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 
 import pytest
 
+from launch_train.common.text import nanoseconds_text
 from launcher.clock import Clock
 from launcher.errors import LaunchError, NotAuthorised, UnreachableError
 from launcher.gcp.api import retry_after, status_of
 from launcher.jobs.job import Job
 from launcher.runs.logs import cloud_logging
-from launcher.runs.logs.cloud_logging import CloudLogReader, format_rfc3339, parse_entry, parse_rfc3339
+from launcher.runs.logs.cloud_logging import CloudLogReader, parse_entry, parse_rfc3339
 from launcher.testing.googlecloud import FakeClock, Fault, GoogleCloud, Reset, Stalled, Status, Torn, Truncated
 from launcher.testing.googlecloud.faults import Effect, Serve, Step
 from launcher.testing.googlecloud.wire import Call, Response
@@ -403,7 +404,7 @@ def test_payloads(raw: dict[str, Any], text: str) -> None:
 def test_times(text: Any, time: int | None) -> None:
     assert parse_rfc3339(text) == time
     if time is not None:
-        assert parse_rfc3339(format_rfc3339(time)) == time
+        assert parse_rfc3339(nanoseconds_text(time)) == time
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -11,6 +12,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     close = get_close_matches(word[:80], list(known), n=1)
     return f"did you mean {close[0]}?" if close else ""
+
+
+def nanoseconds_text(time: int) -> str:
+    """Format Unix nanoseconds as RFC 3339; those before 1970 as its begin."""
+    seconds, rest = divmod(max(time, 0), 10**9)
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
 
 
 def plural(count: int, noun: str) -> str:

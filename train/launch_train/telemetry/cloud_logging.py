@@ -13,14 +13,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Any, Final, NamedTuple
 
 from launch_train.common import contract
 from launch_train.common.backoff import Backoff
 from launch_train.common.errors import TrainError
 from launch_train.common.secrets import RETRYABLE, message_and_reason, service_account_of, session
-from launch_train.common.text import one_line
+from launch_train.common.text import nanoseconds_text, one_line
 from launch_train.telemetry.tee import Left, join_within
 
 ENDPOINT: Final = "https://logging.googleapis.com"
@@ -290,7 +289,7 @@ class Entries:
         for start in range(0, max(1, len(text)), PIECE):
             self._count += 1
             entry = {
-                "timestamp": format_nanoseconds(time),
+                "timestamp": nanoseconds_text(time),
                 "severity": severity,
                 "insertId": f"{self._prefix}-{self._count:010d}",
                 # jsonPayload, because Cloud Logging treats an empty textPayload as missing, and would lose empty lines.
@@ -311,9 +310,3 @@ def entry_batches(entries: Iterable[bytes]) -> Iterator[list[bytes]]:
         size += len(entry) + 1
     if batch:
         yield batch
-
-
-def format_nanoseconds(time: int) -> str:
-    """Format Unix nanoseconds as RFC 3339."""
-    whole, rest = divmod(time, SECOND)
-    return f"{datetime.fromtimestamp(whole, timezone.utc):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
