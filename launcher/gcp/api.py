@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import cache
 from pathlib import Path
@@ -55,23 +56,16 @@ class ApiDisabledError(LaunchError):
     """The API is disabled in the project, or was enabled less than a minute ago."""
 
 
+@dataclass(eq=False)
 class Api:
     """An API for one project. Calls raise launch's own errors."""
 
-    def __init__(
-        self,
-        service: Service,
-        project: str,
-        client: Any,
-        clock: Clock = REAL,
-        notice: Callable[[str], None] = lambda _line: None,
-    ) -> None:
-        """`notice` is called with a message while a call waits for an answer."""
-        self.notice = notice
-        self.service = service
-        self.project = project
-        self.client = client
-        self.clock = clock
+    service: Service
+    project: str
+    client: Any
+    clock: Clock = REAL
+    notice: Callable[[str], None] = lambda _line: None
+    """Called with a message while a call waits for an answer."""
 
     def ask(self, method: str, **request: Any) -> Any:
         """Return the answer to an idempotent request, with retries.

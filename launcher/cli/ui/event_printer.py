@@ -31,22 +31,15 @@ from launcher.text import usd_text
 EVERY_SECONDS = 30.0
 """Shortest time between progress lines without a terminal; the last step is always reported."""
 WHAT = {"job": "job state", "lines": "log lines", "progress": "progress"}
+PLAIN_STATES = ("QUEUED", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "PAUSED", "STOPPED", "INTERRUPTED", "UNKNOWN")
 STATES = {
-    "QUEUED": "queued",
+    **{state: state.lower() for state in PLAIN_STATES},
     "PENDING": "waiting for capacity",
-    "RUNNING": "running",
-    "SUCCEEDED": "succeeded",
-    "FAILED": "failed",
     "CANCELLING": "being cancelled",
-    "CANCELLED": "cancelled",
-    "PAUSED": "paused",
-    "STOPPED": "stopped",
     "EXPIRED": "expired: time limit reached",
     "UPDATING": "being updated",
     "PARTIALLY_SUCCEEDED": "partially succeeded",
     GONE: "deleted",
-    "INTERRUPTED": "interrupted",
-    "UNKNOWN": "unknown",
 }
 
 
@@ -118,8 +111,7 @@ class EventPrinter:
         there = "" if event.created else " (already exists)"
         where = f"on {job.place}" if job.target == "on" else f"{provisioning_of(job)} in {job.place}, {machine_of(job)}"
         price = f", {expected_price(planned)}" if planned else ""
-        for line in labelled("attempt", f"{number}{where}{price}{there}"):
-            self._print(line)
+        self._print_labelled("attempt", f"{number}{where}{price}{there}")
         self._print(f"{'vm' if event.job.zone else 'job':{LABEL}}{event.job.name}")  # in one piece, to be copied
         if url := console_url(event.job):
             self._print(f"{'':{LABEL}}{url}")
@@ -130,16 +122,13 @@ class EventPrinter:
             bound = "no upper bound: a price is unknown"
             if limits.usd_at_most is not None:
                 bound = f"at most {usd_text(limits.usd_at_most)}"
-            for line in labelled("cost", f"{about}{bound} ({limits.hours:g} h of billed time)"):
-                self._print(line)
+            self._print_labelled("cost", f"{about}{bound} ({limits.hours:g} h of billed time)")
 
     def _attempt_failed(self, event: AttemptFailed) -> None:
         diagnosis = event.diagnosis
-        for line in labelled("ended", diagnosis.cause):
-            self._print(line)
+        self._print_labelled("ended", diagnosis.cause)
         if diagnosis.scope not in ("permanent", "project") and diagnosis.fix:
-            for line in labelled("", diagnosis.fix):
-                self._print(line)
+            self._print_labelled("", diagnosis.fix)
 
     # --- Events of the watch ------------------------------------------------------------------------------------------
 
@@ -164,18 +153,15 @@ class EventPrinter:
 
     def _outage_started(self, event: Any) -> None:
         what = WHAT[event.target]
-        for line in labelled("trouble", f"{what} temporarily unavailable; the job is still running, retrying"):
-            self._print(line)
+        self._print_labelled("trouble", f"{what} temporarily unavailable; the job is still running, retrying")
         for part in event.problem.splitlines():
-            for line in labelled("", part):
-                self._print(line)
+            self._print_labelled("", part)
 
     def _outage_ended(self, event: Any) -> None:
         self._print(f"{time_of_day()}  {WHAT[event.target]} available again after {elapsed(event.seconds)}")
 
     def _note(self, event: Any) -> None:
-        for line in labelled("note", event.text):
-            self._print(line)
+        self._print_labelled("note", event.text)
 
     # --- The terminal -----------------------------------------------------------------------------------------------
 
@@ -183,6 +169,10 @@ class EventPrinter:
         self._wipe()
         print(f"{self._prefix}{line}", file=sys.stderr, flush=True)
         self._draw()
+
+    def _print_labelled(self, label: str, text: str) -> None:
+        for line in labelled(label, text):
+            self._print(line)
 
     def _wipe(self) -> None:
         if self._shown:

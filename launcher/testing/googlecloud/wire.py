@@ -67,14 +67,10 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """Return the JSON: google.rpc.Status for the newer APIs, errors[] with a reason for Compute and Storage."""
-        return {"error": self._with_reason() if self.reason else self._rpc_status()}
-
-    def _with_reason(self) -> dict[str, Any]:
-        domain = "usageLimits" if self.reason in ("rateLimitExceeded", "quotaExceeded") else "global"
-        entry = {"message": self.message, "domain": domain, "reason": self.reason}
-        return {"code": self.code, "message": self.message, "errors": [entry]}
-
-    def _rpc_status(self) -> dict[str, Any]:
+        if self.reason:
+            domain = "usageLimits" if self.reason in ("rateLimitExceeded", "quotaExceeded") else "global"
+            entry = {"message": self.message, "domain": domain, "reason": self.reason}
+            return {"error": {"code": self.code, "message": self.message, "errors": [entry]}}
         status: dict[str, Any] = {"code": self.code, "message": self.message, "status": self.status}
         if self.violations:
             fields = [{"field": field, "description": message} for field, message in self.violations]
@@ -83,7 +79,7 @@ class ApiError(Exception):
             what: dict[str, Any] = {"reason": self.info, "domain": "googleapis.com"}
             what |= {"metadata": self.metadata} if self.metadata else {}
             status["details"] = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", **what}]
-        return status
+        return {"error": status}
 
 
 class Recorded(NamedTuple):
@@ -231,6 +227,12 @@ def page(items: list[Any], size: int, token: str) -> tuple[list[Any], str]:
         raise ApiError(400, "The page token is invalid.")
     end = start + size
     return items[start:end], str(end) if end < len(items) else ""
+
+
+def check_project(project: str, *own: str) -> None:
+    """Raise ApiError 403 unless the project is the cloud's own, by its id or number."""
+    if project not in own:
+        raise ApiError(403, "The caller does not have permission")
 
 
 def parameters(query: str) -> dict[str, str]:

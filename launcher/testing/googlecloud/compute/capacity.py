@@ -91,16 +91,8 @@ def shapes() -> dict[str, Shape]:
 
 
 STOCKOUT = "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
-HELP = {
-    "help": {
-        "links": [
-            {
-                "description": "Troubleshooting documentation",
-                "url": "https://cloud.google.com/compute/docs/resource-error",
-            }
-        ]
-    }
-}
+LINK = {"description": "Troubleshooting documentation", "url": "https://cloud.google.com/compute/docs/resource-error"}
+HELP = {"help": {"links": [LINK]}}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,16 @@ from google.longrunning import operations_pb2
 from launcher.testing.googlecloud.filters import Test, compiled
 from launcher.testing.googlecloud.protobufs import message_response, parse, to_json
 from launcher.testing.googlecloud.storage.objects import Objects
-from launcher.testing.googlecloud.wire import ApiError, Request, Response, json_response, page, route, utc
+from launcher.testing.googlecloud.wire import (
+    ApiError,
+    Request,
+    Response,
+    check_project,
+    json_response,
+    page,
+    route,
+    utc,
+)
 
 PARENT = "/v1/projects/{project}/locations/{location}"
 BUILD = PARENT + "/builds/{build}"
@@ -79,7 +88,7 @@ class CloudBuild:
 
     @route("POST", PARENT + "/builds", NAMED + "create")
     def create(self, request: Request, project: str, location: str) -> Response:
-        self._allow(project)
+        check_project(project, self.project, self.number)
         message = parse(request.json(), cloudbuild_v1.Build.pb()(), "build")
         check(message)
         message.id = f"{next(self._ids):08d}-0000-4000-8000-000000000000"
@@ -102,7 +111,7 @@ class CloudBuild:
 
     @route("GET", PARENT + "/builds", NAMED + "list", query="pageSize pageToken filter")
     def list(self, request: Request, project: str, location: str) -> Response:
-        self._allow(project)
+        check_project(project, self.project, self.number)
         builds = [self._shown(build) for build in reversed(self.builds)]
         passes = compiled(request.query.get("filter", ""), compare)
         kept = [build for build in builds if f"/locations/{location}/" in build.name and passes(build)]
@@ -122,7 +131,7 @@ class CloudBuild:
         return message_response(request, self._shown(build))
 
     def _find(self, project: str, location: str, build: str) -> Any:
-        self._allow(project)
+        check_project(project, self.project, self.number)
         if build not in self.builds or f"/locations/{location}/" not in self.builds[build].message.name:
             raise ApiError(404, "Requested entity was not found.")
         return self._shown(build)
@@ -140,23 +149,17 @@ class CloudBuild:
             message.finish_time.FromDatetime(utc(submitted.created + outcome.ended))
             message.status_detail = outcome.detail
             end(message, outcome)
-        self._write_log(message, "".join(text for after, text in outcome.said if after <= seconds))
-        return message
-
-    def _write_log(self, message: Any, text: str) -> None:
+        text = "".join(text for after, text in outcome.said if after <= seconds)
         bucket, _, folder = message.logs_bucket.removeprefix("gs://").partition("/")
         if text and bucket in self.objects.buckets:
             self.objects.put(bucket, f"{folder}/log-{message.id}.txt".lstrip("/"), text.encode())
+        return message
 
     def _source(self, message: Any) -> bytes | None:
         where = message.source.storage_source
         blob = self.objects.buckets.get(where.bucket, {}).get(where.object_)
         wanted = where.generation or (blob.generation if blob else 0)
         return blob.data if blob and blob.generation == wanted else None
-
-    def _allow(self, project: str) -> None:
-        if project not in (self.project, self.number):
-            raise ApiError(403, "The caller does not have permission")
 
 
 def check(message: Any) -> None:

@@ -18,7 +18,16 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
-from launcher.testing.googlecloud.wire import ApiError, Request, Response, Route, json_response, new_route, route
+from launcher.testing.googlecloud.wire import (
+    ApiError,
+    Request,
+    Response,
+    Route,
+    check_project,
+    json_response,
+    new_route,
+    route,
+)
 
 Policy = dict[str, Any]
 
@@ -178,16 +187,14 @@ class ResourceManager:
 
     @route("POST", PROJECT + ":testIamPermissions", RESOURCES + "testIamPermissions")
     def permissions(self, request: Request, project: str) -> Response:
-        if project != self.project:
-            raise ApiError(403, "The caller does not have permission")
+        check_project(project, self.project)
         have = [permission for permission in request.json()["permissions"] if permission not in self.denied]
         return json_response({"permissions": have} if have else {})
 
     @route("GET", PROJECT, RESOURCES + "get")
     def get(self, request: Request, project: str) -> Response:
         """Return the project. Any other project is refused with 403, as Google does."""
-        if project not in (self.project, self.number):
-            raise ApiError(403, "The caller does not have permission")
+        check_project(project, self.project, self.number)
         known = {"projectId": self.project, "projectNumber": self.number, "name": self.project}
         return json_response({**known, "lifecycleState": "ACTIVE"})
 
@@ -201,8 +208,7 @@ class OrgPolicy:
 
     @route("GET", EFFECTIVE, "orgpolicy.projects.policies.getEffectivePolicy")
     def effective(self, request: Request, project: str, constraint: str) -> Response:
-        if project not in (self.project, self.number):
-            raise ApiError(403, "The caller does not have permission")
+        check_project(project, self.project, self.number)
         rules = self.rules.get(constraint, [] if constraint in BOOLEAN else [{"allowAll": True}])
         unknown = {name for rule in rules for name in rule} - RULE
         assert not unknown, f"Org Policy's rules have no {unknown}"

@@ -25,6 +25,9 @@ from launcher.testing.googlecloud.wire import ApiError, Request, Response, json_
 LOCATION = "/v1/projects/{project}/locations/global"
 INFOS = LOCATION + "/services/{service}/quotaInfos"
 PREFERENCES = LOCATION + "/quotaPreferences"
+PREFERENCE = PREFERENCES + "/{name}"
+NAMED_INFOS = "cloudquotas.projects.locations.services.quotaInfos."
+NAMED_PREFERENCES = "cloudquotas.projects.locations.quotaPreferences."
 GPUS = {
     "t4": "T4", "v100": "V100", "p100": "P100", "p4": "P4", "l4": "L4", "a100": "A100", "a100_80gb": "A10080GB",
     "h100": "H100", "h100_mega": "H100MEGA", "h200": "H200",
@@ -42,13 +45,13 @@ class CloudQuotas:
         self.usage: dict[tuple[str, str], int] = {}
         self.preferences: dict[str, dict[str, Any]] = {}
 
-    @route("GET", INFOS, "cloudquotas.projects.locations.services.quotaInfos.list", query="pageSize pageToken")
+    @route("GET", INFOS, NAMED_INFOS + "list", query="pageSize pageToken")
     def infos(self, request: Request, project: str, service: str) -> Response:
         infos = self._infos(service)
         items, following = page(infos, 12, request.query.get("pageToken", ""))
         return json_response({"quotaInfos": items, **({"nextPageToken": following} if following else {})})
 
-    @route("GET", INFOS + "/{quota}", "cloudquotas.projects.locations.services.quotaInfos.get")
+    @route("GET", INFOS + "/{quota}", NAMED_INFOS + "get")
     def info(self, request: Request, project: str, service: str, quota: str) -> Response:
         infos = self._compute_infos() if service == "compute.googleapis.com" else self._infos(service)
         for info in infos:
@@ -105,12 +108,7 @@ class CloudQuotas:
             ],
         }
 
-    @route(
-        "POST",
-        PREFERENCES,
-        "cloudquotas.projects.locations.quotaPreferences.create",
-        query="quotaPreferenceId ignoreSafetyChecks",
-    )
+    @route("POST", PREFERENCES, NAMED_PREFERENCES + "create", query="quotaPreferenceId ignoreSafetyChecks")
     def prefer(self, request: Request, project: str) -> Response:
         name = request.query.get("quotaPreferenceId") or f"preference-{len(self.preferences) + 1}"
         if name in self.preferences:
@@ -121,29 +119,19 @@ class CloudQuotas:
         self.preferences[name] = {**body, "name": full, "quotaConfig": config, "reconciling": True}
         return json_response(self.preferences[name])
 
-    @route(
-        "PATCH",
-        PREFERENCES + "/{name}",
-        "cloudquotas.projects.locations.quotaPreferences.patch",
-        query="updateMask ignoreSafetyChecks allowMissing",
-    )
+    @route("PATCH", PREFERENCE, NAMED_PREFERENCES + "patch", query="updateMask ignoreSafetyChecks allowMissing")
     def change(self, request: Request, project: str, name: str) -> Response:
         config = {**request.json()["quotaConfig"], "grantedValue": "0"}
         self.preferences[name] |= {"quotaConfig": config}
         return json_response(self.preferences[name])
 
-    @route("GET", PREFERENCES + "/{name}", "cloudquotas.projects.locations.quotaPreferences.get")
+    @route("GET", PREFERENCE, NAMED_PREFERENCES + "get")
     def preference(self, request: Request, project: str, name: str) -> Response:
         if name not in self.preferences:
             raise ApiError(404, f"Quota preference {name} not found.")
         return json_response(self.preferences[name])
 
-    @route(
-        "GET",
-        PREFERENCES,
-        "cloudquotas.projects.locations.quotaPreferences.list",
-        query="pageSize pageToken filter orderBy",
-    )
+    @route("GET", PREFERENCES, NAMED_PREFERENCES + "list", query="pageSize pageToken filter orderBy")
     def listed(self, request: Request, project: str) -> Response:
         return json_response({"quotaPreferences": [*self.preferences.values()]})
 

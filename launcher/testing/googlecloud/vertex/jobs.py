@@ -179,12 +179,7 @@ class CustomJobs:
     def get(self, request: Request, project: str, region: str, job: str) -> Response:
         return message_response(request, shown(self._find(project, region, job), self.clock()))
 
-    @route(
-        "GET",
-        PARENT + "/customJobs",
-        NAMED + "list",
-        query="pageSize pageToken filter readMask orderBy",
-    )
+    @route("GET", PARENT + "/customJobs", NAMED + "list", query="pageSize pageToken filter readMask orderBy")
     def list(self, request: Request, project: str, region: str) -> Response:
         """Return a page of the region's jobs, newest first.
 
