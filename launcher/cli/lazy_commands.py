@@ -242,14 +242,12 @@ class VmGroup(LazyGroup):
         return load_command(cmd_name, f"vm-{cmd_name}") if cmd_name in self.names else None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments, with the default command added."""
+        """Parse the arguments, with the default command added.
+
+        Raises UsageError: a spec does not exist, and looks like a misspelled command.
+        """
         if args[:1] and (args[0] in self.names or args[0] in ctx.help_option_names):
             return super().parse_args(ctx, args)
-        self.refuse_typo(args)
-        return super().parse_args(ctx, [MAKE, *args])
-
-    def refuse_typo(self, args: list[str]) -> None:
-        """Refuse a spec that does not exist and looks like a misspelled command. Raises UsageError."""
         from pathlib import Path
 
         from launcher.errors import UsageError
@@ -258,6 +256,7 @@ class VmGroup(LazyGroup):
         close = near(args[0], VM_COMMANDS) if args and not Path(args[0]).exists() else []
         if close:
             raise UsageError(f"launch vm has no command {args[0]!r}", did_you_mean([f"launch vm {close[0]}"]))
+        return super().parse_args(ctx, [MAKE, *args])
 
     def get_help(self, ctx: Any) -> str:
         """Return the help of `make`, which also lists the other commands."""

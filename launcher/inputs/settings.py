@@ -18,7 +18,6 @@ from launcher.inputs.gather import (
     refuse_python,
     with_defaults,
 )
-from launcher.plan.model import Target
 from launcher.plan.names import default_output, default_repository
 from launcher.spec.models import JobSpec
 from launcher.spec.project_file import NAME, Settings, user_settings_path
@@ -45,15 +44,15 @@ class EffectiveSettings(Struct, frozen=True, kw_only=True):
     files: dict[str, bool]
 
 
-def effective_settings(path: Path | None, target: Target = "vertex") -> EffectiveSettings:
+def effective_settings(path: Path | None) -> EffectiveSettings:
     """Return the settings for a spec, or those that apply without a spec file.
 
     Raises SpecError: the spec or a settings file is invalid.
     """
     refuse_python(path)
     beside = folder_of(path) if path else None
-    read = read_located(path or built_in(target, training=True))
-    located, settings = with_defaults(read, target, path, beside)
+    read = read_located(path or built_in("vertex", training=True))
+    located, settings = with_defaults(read, "vertex", path, beside)
     user = user_settings_path(os.environ)
     files = [*([path.parent / NAME] if path and beside else []), *([user] if user else [])]
     return EffectiveSettings(

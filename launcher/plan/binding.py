@@ -34,21 +34,15 @@ def read(text: bytes) -> Stored | None:
     """Return the plan in plan.json; None if this version of launch cannot read it. Raises NewerFormat."""
     try:
         data = msgspec.json.decode(text)
-        check_version(data)
+        version = data.get("version") if isinstance(data, dict) else None
+        if isinstance(version, int) and version > VERSION:
+            problem = f"its run folder has format version {version}; this launch reads up to {VERSION}"
+            hint = "Update launch, or use the version that started the run."
+            raise NewerFormat(f"run {data.get('run')}: {problem}", hint)
         plan = msgspec.convert(data, Plan)  # from the same data as the digest: two parsers might read two plans
     except msgspec.DecodeError:
         return None
     return Stored(plan, digest_of(data))
-
-
-def check_version(data: Any) -> None:
-    """Raise NewerFormat if the run folder whose plan.json holds `data` is in a newer format."""
-    version = data.get("version") if isinstance(data, dict) else None
-    if isinstance(version, int) and version > VERSION:
-        raise NewerFormat(
-            f"run {data.get('run')}: its run folder has format version {version}; this launch reads up to {VERSION}",
-            "Update launch, or use the version that started the run.",
-        )
 
 
 def digest(plan: Plan) -> str:

@@ -95,14 +95,13 @@ def secrets_of(plan: Plan) -> list[str]:
     ]
 
 
-def project_needs(project: str, regions: tuple[str, ...], account: str = "") -> Needs:
+def project_needs(project: str, regions: tuple[str, ...]) -> Needs:
     """Return what launch's defaults need of a project: its bucket and repository; no GPUs."""
     return Needs(
         project=project,
         apis=BASIC_APIS,
         bucket=bucket_name(default_output(project)),
         regions=regions,
-        account=account,
         repository=repository_name(default_repository(project)),
         lists_quotas=True,
     )

@@ -180,7 +180,10 @@ class RunWatch:
             else:
                 detailed = DetailedView(view, self)
                 job = watch(detailed, self._report, source.clock, wait_seconds=None, intervals=source.intervals).job
-            self._read_end(job)
+            try:
+                self.refresh(job, force=True)
+            except LaunchError as error:
+                self.update(note=f"its folder could not be read at the end: {error.problem}")
             job = self._next_job(job) if source.may_continue(job) else None
 
     def _opened(self, job: Job) -> RunJobView:
@@ -192,12 +195,6 @@ class RunWatch:
                 self.update(trouble=error.problem)
                 self.source.clock.sleep(NEXT_INTERVAL)
                 self.update(trouble="")
-
-    def _read_end(self, job: Job) -> None:
-        try:
-            self.refresh(job, force=True)
-        except LaunchError as error:
-            self.update(note=f"its folder could not be read at the end: {error.problem}")
 
     def _next_job(self, ended: Job) -> Job | None:
         """Wait for the next attempt; None: none was started in time."""

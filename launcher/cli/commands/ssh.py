@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import socket
 import sys
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -51,19 +50,14 @@ def ssh(
     if dry_run:
         print(shlex.join(ssh_command(there.target, command or (), forwards=forwards, shell=shell, tty=tty)))
         return
-    report_ports(forwards, machine.name, shell=shell)
-    if code := there.run_attached(command or (), forwards=forwards, shell=shell, tty=tty):
-        raise typer.Exit(code)
-
-
-def report_ports(forwards: Sequence[Forward], name: str, *, shell: bool) -> None:
-    """Print where the VM's ports are forwarded. Raises UsageError: a local port is in use."""
     for each in forwards:
         check_port(each)
     for each in forwards:
-        say(f"http://127.0.0.1:{each.local} is port {each.remote} of {name}")
+        say(f"http://127.0.0.1:{each.local} is port {each.remote} of {machine.name}")
     if not shell:
         say("press Ctrl-C to stop")
+    if code := there.run_attached(command or (), forwards=forwards, shell=shell, tty=tty):
+        raise typer.Exit(code)
 
 
 def check_port(wanted: Forward) -> None:

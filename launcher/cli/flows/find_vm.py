@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import launcher.clock
 from launcher.cli.ui.streams import say
-from launcher.diagnosis import Diagnosis, RequestContext, diagnose_refusal, error_of
+from launcher.diagnosis import RequestContext, diagnose_refusal, error_of
 from launcher.errors import LaunchError, NoCapacity, UnreachableError, UsageError
 from launcher.inputs.gather import project
 from launcher.jobs.job import RUN_LABEL
@@ -126,18 +126,13 @@ def refusal_error(error: CreateRefused, machine: VmInstance) -> LaunchError:
         machine_type=machine.machine_type,
     )
     diagnosis = diagnose_refusal(error.refusal, context)
-    if diagnosis.kind == "stockout":
-        return no_capacity(machine, diagnosis)
+    if diagnosis.kind == "stockout":  # a stopped VM can only start in the zone of its disk
+        named = f" (Compute Engine names {', '.join(diagnosis.zones)})" if diagnosis.zones else ""
+        return NoCapacity(
+            f"{machine.zone}, where the disk of {machine.name} is, has no capacity for {machine.machine_type}",
+            f"launch vm start {machine.name}\n    tries again later\n"
+            f"launch vm --name NAME --zone ZONE …\n    creates a VM in another zone{named}; to copy this VM's disk:\n"
+            f"    gcloud compute machine-images create NAME --source-instance={machine.name} "
+            f"--source-instance-zone={machine.zone}",
+        )
     return error_of(diagnosis)(f"{machine.name}: {diagnosis.cause}", diagnosis.fix)
-
-
-def no_capacity(machine: VmInstance, diagnosis: Diagnosis) -> NoCapacity:
-    """Return the error for a stockout: a stopped VM can only start in the zone of its disk."""
-    named = f" (Compute Engine names {', '.join(diagnosis.zones)})" if diagnosis.zones else ""
-    return NoCapacity(
-        f"{machine.zone}, where the disk of {machine.name} is, has no capacity for {machine.machine_type}",
-        f"launch vm start {machine.name}\n    tries again later\n"
-        f"launch vm --name NAME --zone ZONE …\n    creates a VM in another zone{named}; to copy this VM's disk:\n"
-        f"    gcloud compute machine-images create NAME --source-instance={machine.name} "
-        f"--source-instance-zone={machine.zone}",
-    )

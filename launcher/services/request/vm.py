@@ -70,11 +70,7 @@ def with_wait(request: Mapping[str, Any], seconds: int) -> Mapping[str, Any]:
 def with_env(request: Mapping[str, Any], name: str, value: str) -> Mapping[str, Any]:
     """Return the request with one more environment variable in the container."""
     sent = startup_parameters(request)
-    return with_parameters(request, {**sent, "env": {**sent.get("env", {}), name: value}})
-
-
-def with_parameters(request: Mapping[str, Any], sent: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the request with other parameters for the startup script."""
+    sent = {**sent, "env": {**sent.get("env", {}), name: value}}
     text = json.dumps(sent, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     items = [
         {**item, "value": text} if item.get("key") == PARAMETERS else item

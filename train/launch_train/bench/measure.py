@@ -99,14 +99,10 @@ def pcie_link(device: torch.device) -> tuple[int, int] | None:
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     query = ["nvidia-smi", "--query-gpu=pcie.link.gen.max,pcie.link.width.max", "--format=csv,noheader", "-i", uuid]
     try:
-        return parse_link(subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout)
+        printed = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def parse_link(text: str) -> tuple[int, int] | None:
-    """Parse `4, 16`; return None for `[N/A]`, which nvidia-smi prints in some VMs."""
-    parts = [part.strip() for part in text.split(",")]
+    parts = [part.strip() for part in printed.split(",")]  # `4, 16`; in some VMs `[N/A]`
     return (int(parts[0]), int(parts[1])) if len(parts) == 2 and all(map(str.isdecimal, parts)) else None
 
 

@@ -214,7 +214,8 @@ class Instances:
         self._within_quotas([vm])
         operation = self._begin("insert", request, vm)
         self.life.make(vm, operation)
-        self._refuse_late([vm])
+        if self.quotas.late and (problem := self._over([vm])):
+            self.life.refuse(vm, problem)
         return operation
 
     def _bulk_insert(self, request: Request, zone: str) -> Operation:
@@ -271,11 +272,6 @@ class Instances:
         if problem:
             self._undo([vm for vm in vms if vm.status not in DOWN])
             raise ApiError(403, problem.message, reason="quotaExceeded")
-
-    def _refuse_late(self, vms: Sequence[Vm]) -> None:
-        problem = self._over(vms) if self.quotas.late else None
-        if problem:
-            self.life.refuse(vms[0], problem)
 
     def _over(self, vms: Sequence[Vm]) -> Any:
         there = [vm.wanted for vm in self.park.up() if vm not in vms]

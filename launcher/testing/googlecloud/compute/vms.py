@@ -394,7 +394,7 @@ class Life:
     def _wait(self, vm: Vm, shortage: Shortage) -> None:
         vm.body["status"] = "PENDING"
         seconds = vm.request.get("params", {}).get("requestValidForDuration", {}).get("seconds", 0)
-        self._later(vm, float(seconds), lambda: self._not_come(vm, shortage))
+        self._later(vm, float(seconds), lambda: self._failed(vm, shortage.problem(self.park.project, vm.wanted)))
 
     def _staging(self, vm: Vm) -> None:
         vm.body |= {"status": "STAGING", "lastStartTimestamp": stamp(self.timeline.now())}
@@ -431,9 +431,6 @@ class Life:
     def _failed(self, vm: Vm, problem: Problem) -> None:
         self.operations.end(self._making.pop(vm.number, {"status": "DONE"}), [problem])
         self.park.remove(vm)
-
-    def _not_come(self, vm: Vm, shortage: Shortage) -> None:
-        self._failed(vm, shortage.problem(self.park.project, vm.wanted))
 
     def _not_started(self, vm: Vm, problem: Problem) -> None:
         self.operations.end(self._making.pop(vm.number), [problem])

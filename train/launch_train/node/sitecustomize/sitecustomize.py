@@ -43,10 +43,8 @@ def _code_folders(code: Path) -> list[str]:
 def _record_failures() -> None:
     """See train/launch_train/common/faults.py. The subprocesses of a script are not recorded."""
     if os.environ.get("LAUNCH_FAULTS"):  # launch_train.common.contract.FAULTS
-        rank, owner = (
-            os.environ.get("RANK", ""),
-            os.environ.get("LAUNCH_FAULTS_OWNER", ""),
-        )  # launch_train.common.faults.OWNER
+        rank = os.environ.get("RANK", "")
+        owner = os.environ.get("LAUNCH_FAULTS_OWNER", "")  # launch_train.common.faults.OWNER
         if not owner.startswith(f"{rank}:"):
             os.environ["LAUNCH_FAULTS_OWNER"] = f"{rank}:{os.getpid()}"
         sys.excepthook = _report_uncaught
