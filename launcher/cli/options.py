@@ -50,6 +50,14 @@ Offline = Annotated[bool, option(COST, "--offline", help="Use the prices shipped
 AcceptHostKey = Annotated[
     bool, option(CONNECTION, "--accept-host-key", help="Store the key of a host that is not known yet.")
 ]
+Container = Annotated[
+    str | None,
+    option(RUN, "--container", help="Run in a container: HOST/NAME:TAG, or a path there (.sif).", metavar="IMAGE"),
+]
+Mounts = Annotated[
+    list[str] | None,
+    option(RUN, "--mount", help="A folder there that the container sees (repeatable).", metavar="SOURCE[:TARGET]"),
+]
 Yes = Annotated[bool, option(COST, "--yes", "-y", help="Submit without the question about the cost.")]
 
 

@@ -25,6 +25,7 @@ def on_host(
     *,
     code: str,
     python: str,
+    container: Mapping[str, Any],
     packages: Mapping[str, Any],
     gpus: int,
     price: float | None,
@@ -36,7 +37,8 @@ def on_host(
     """Return the plan of `launch local` for a host, as ssh knows it.
 
     `output` is where runs go there: gs://…, /…, ~/…, or relative to ROOT. `code` is the digest of the user's code,
-    `python` the interpreter there (empty: one with the `packages`, which may be installed first). `gpus`: how many the
+    `python` the interpreter there (empty: one with the `packages`, which may be installed first), `container` the
+    `image` and the `mounts` that the job runs in (empty: none). `gpus`: how many the
     job gets on each host, 0: it runs on processors. `peers`: the hosts of the job's other nodes. `price`: USD per hour
     and host; None: unknown; `price_source`: what sets it. `is_colab`: the host is a runtime of Google Colab.
     `usd_limit`: limits.usd.
@@ -49,14 +51,13 @@ def on_host(
     job: dict[str, Any] = replace_text(attempt.request, old, new) if old else attempt.request
     pools = []
     for pool in job["jobSpec"]["workerPoolSpecs"]:
-        container = pool["containerSpec"]
-        env = [entry for entry in container["env"] if entry["name"] != contract.GPU]  # its GPUs are seen on arrival
-        container = {"command": container["command"], "args": container["args"], "env": env}
+        program = pool["containerSpec"]
+        env = [entry for entry in program["env"] if entry["name"] != contract.GPU]  # its GPUs are seen on arrival
         pools.append(
             {
                 "machineSpec": {"acceleratorCount": gpus},
                 "replicaCount": pool["replicaCount"],
-                "containerSpec": container,
+                "containerSpec": {"command": program["command"], "args": program["args"], "env": env},
             }
         )
     labels = job["labels"]
@@ -87,6 +88,7 @@ def on_host(
             "labels": labels,
             "code": code,
             "python": python,
+            **({"container": container} if container else {}),
             "packages": packages,
             "job": job,
         },

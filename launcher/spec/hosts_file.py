@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from launcher.spec.kinds import Model, matching
+from launcher.spec.kinds import ContainerImage, ContainerMount, Model, matching
 from launcher.spec.nodes import Map, Node, node_at, plain
 from launcher.spec.overrides import Override
 from launcher.spec.project_file import decode_file, user_settings_path
@@ -29,6 +29,8 @@ class HostEntry(Model, frozen=True, kw_only=True):
     type: Annotated[str, Meta(min_length=1, description="a GPU, such as a100-80gb, or a machine type")] | None = None
     price: Annotated[float, Meta(gt=0, description="USD per hour")] | None = None
     python: Annotated[str, Meta(min_length=1, description="path of the Python there that runs jobs")] | None = None
+    container: ContainerImage | None = None
+    mounts: tuple[ContainerMount, ...] = ()
 
 
 class HostsFile(Struct, frozen=True):

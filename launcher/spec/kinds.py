@@ -39,6 +39,13 @@ SbatchOption = Annotated[
         "a long option of sbatch without spaces, such as --qos=long, that launch does not set itself",
     ),
 ]
+IMAGE = r"^(~?/.+|[a-z0-9][a-z0-9._:/-]*[a-z0-9](:[A-Za-z0-9_.-]+)?(@sha256:[0-9a-f]{64})?)$"
+ContainerImage = Annotated[
+    str,
+    matching(IMAGE, "the image of a container that runs the job: HOST/NAME:TAG, or a path there, /shared/torch.sif"),
+]
+MOUNT = r"^~?/[^:,]*(:/[^:,]*)?$"
+ContainerMount = Annotated[str, matching(MOUNT, "a folder there that the container sees: /data, or /data:/mnt/data")]
 BUCKET = r"^gs://[a-z0-9][a-z0-9._-]{1,221}[a-z0-9](/.*)?$"
 Region = Annotated[str, matching(r"^[a-z]+(-[a-z]+)+[0-9]+$", "a region, such as us-central1")]
 Repository = Annotated[

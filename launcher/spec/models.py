@@ -14,6 +14,8 @@ from msgspec import Meta, field
 
 from launcher.spec.kinds import (
     ZONE,
+    ContainerImage,
+    ContainerMount,
     Duration,
     EnvName,
     Event,
@@ -528,6 +530,8 @@ class Slurm(Model, frozen=True, kw_only=True):
     options: Annotated[
         tuple[SbatchOption, ...], Meta(description="further options of sbatch: [--qos=long, --cpus-per-gpu=8]")
     ] = ()
+    container: ContainerImage | None = None
+    mounts: Annotated[tuple[ContainerMount, ...], Meta(description="folders there that the container sees")] = ()
 
 
 NO_SLURM: Final = Slurm()

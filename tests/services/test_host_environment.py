@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from launch_train.host import environment
-from launch_train.host.job import RefusedError
+from launch_train.host.errors import RefusedError
 from launcher.errors import LaunchError
 from launcher.images.source_files import File
 from launcher.inputs.gather import GatherOptions, Inputs, gather

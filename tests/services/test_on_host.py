@@ -126,6 +126,8 @@ lab:
   type: a100-80gb
   price: 2.5
   python: ~/venv/bin/python
+  container: nvcr.io/nvidia/pytorch:25.06-py3
+  mounts: [/data]
 """
 
 
@@ -156,6 +158,11 @@ def test_hosts_yaml_has_defaults_of_a_host(job: Callable[[float], Path], hosts_y
     assert (gpus(planned_attempt), planned_attempt["usd_per_hour"]) == (4, 2.5)
     assert planned_attempt["usd_rule"] == f"set by {hosts_yaml}:6"
     assert planned_attempt["request"]["python"] == "~/venv/bin/python"
+    assert planned_attempt["request"]["container"] == {"image": "nvcr.io/nvidia/pytorch:25.06-py3", "mounts": ["/data"]}
+    assert attempt("--container", "/x.sif", "--mount", "/a:/b")["request"]["container"] == {
+        "image": "/x.sif",
+        "mounts": ["/a:/b"],
+    }
     changed = attempt("--gpus", "2", "--price", "3", "--python", "python9")
     assert (gpus(changed), changed["usd_per_hour"], changed["usd_rule"]) == (2, 3.0, "set by --price")
     assert changed["request"]["python"] == "python9"

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from launcher.cli.help_page import MACHINE, OUTPUT, RUN, WHERE, option
-from launcher.cli.options import AcceptHostKey, DryRun, Explain, Output, OutputFormat, WatchFor, flag_words, flags_of
+from launcher.cli.options import (
+    AcceptHostKey,
+    Container,
+    DryRun,
+    Explain,
+    Mounts,
+    Output,
+    OutputFormat,
+    WatchFor,
+    flag_words,
+    flags_of,
+)
 from launcher.errors import refuse_with
 
 if TYPE_CHECKING:
@@ -32,6 +43,8 @@ def on(
     python: Annotated[
         str | None, option(RUN, "--python", help="The Python on the host that runs the job.", metavar="PATH")
     ] = None,
+    container: Container = None,
+    mount: Mounts = None,
     dry_run: DryRun = False,
     explain: Explain = False,
     detach: Annotated[bool, option(OUTPUT, "--detach", help="Return as soon as the job runs.")] = False,
@@ -50,6 +63,8 @@ def on(
     --clean removes code, environments, versions of launch and records of jobs that no running job and no run folder
     there needs (--dry-run lists them). Runs stay: launch rm deletes them.
     """
+    from msgspec import convert
+
     from launcher.cli.flows.on_host import HostOptions, launch_on_host
 
     flags = flags_of(ctx)
@@ -57,22 +72,12 @@ def on(
         from launcher.remote.connection import connect_to
 
         of_job: dict[str, object] = {word: True for word in flag_words(flags) if word.startswith("--")}
-        of_job |= {"a spec": spec, "--cpu": cpu, "--python": python, "--explain": explain, "--detach": detach}
-        refuse_with("--clean", {**of_job, "--resume": resume, "--new": new, "--watch-for": watch_for})
+        names = ("spec", "cpu", "python", "container", "mount", "explain", "detach", "resume", "new", "watch_for")
+        of_job |= {f"--{name.replace('_', '-')}".replace("--spec", "a spec"): ctx.params[name] for name in names}
+        refuse_with("--clean", of_job)
         clean_host(connect_to(host, accept_host_key=accept_host_key), output_format, dry_run=dry_run)
         return
-    options = HostOptions(
-        cpu=cpu,
-        python=python or "",
-        dry_run=dry_run or explain,
-        explain=explain,
-        detach=detach,
-        resume=resume,
-        new=new,
-        accept_host_key=accept_host_key,
-        watch_seconds=watch_for,
-    )
-    launch_on_host(host, spec, flags, options, output_format, f"launch on {host}")
+    launch_on_host(host, spec, flags, convert(ctx.params, HostOptions), output_format, f"launch on {host}")
 
 
 CLEAN_SECONDS: Final = 600.0
@@ -80,6 +85,7 @@ CLEANED: Final = {
     "trainer": "launch version",
     "code": "code version",
     "venvs": "environment",
+    "images": "container image",
     "jobs": "job record",
     "work": "working folder",
     "runs-locked": "run lock",

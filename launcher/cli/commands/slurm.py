@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from launcher.cli.help_page import COMMON, MACHINE, OUTPUT, RUN, WHERE, option
-from launcher.cli.options import AcceptHostKey, DryRun, Explain, Output, SpecFile, WatchFor, flags_of
+from launcher.cli.options import AcceptHostKey, Container, DryRun, Explain, Mounts, Output, SpecFile, WatchFor, flags_of
 from launcher.errors import UsageError
 from launcher.spec.reader import Override
 
@@ -36,6 +36,8 @@ def slurm(
     python: Annotated[
         str | None, option(RUN, "--python", help="The Python on the shared disk that runs the job.", metavar="PATH")
     ] = None,
+    container: Container = None,
+    mount: Mounts = None,
     dry_run: DryRun = False,
     explain: Explain = False,
     test_only: Annotated[
@@ -56,25 +58,15 @@ def slurm(
     job, under one name, exactly once. After a preemption or at its time limit the job saves, and is queued again. The
     same command on an active run follows that run.
     """
+    from msgspec import convert
+
     from launcher.cli.flows.on_host import HostOptions, launch_on_host
 
     if output_format is ScriptOutput.sh and not dry_run:
         raise UsageError("-o sh prints the batch script of a dry run", "Add --dry-run.")
-    options = HostOptions(
-        cpu=cpu,
-        python=python or "",
-        dry_run=dry_run or explain,
-        explain=explain,
-        detach=detach,
-        resume=resume,
-        new=new,
-        accept_host_key=accept_host_key,
-        watch_seconds=watch_for,
-        slurm=True,
-        script=output_format is ScriptOutput.sh,
-        test_only=test_only,
-    )
+    is_script = output_format is ScriptOutput.sh
+    options = convert({**ctx.params, "slurm": True, "script": is_script}, HostOptions)
     changes = {"slurm.login": on, "slurm.partition": partition, "slurm.account": account}
-    output = Output.text if output_format is ScriptOutput.sh else Output(output_format.value)
+    output = Output.text if is_script else Output(output_format.value)
     more = tuple(Override(path, value, f"--{path[6:]}") for path, value in changes.items() if value is not None)
     launch_on_host(on or "", spec, flags_of(ctx), options, output, "launch slurm", more)

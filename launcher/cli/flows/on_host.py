@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,21 +28,26 @@ from launcher.runs.submit import submission
 from launcher.services.hosts.arrival import prepare_hosts
 from launcher.services.hosts.environment import packages_of
 from launcher.spec.hosts_file import read_hosts
+from launcher.spec.kinds import IMAGE, MOUNT
+from launcher.spec.models import Slurm
 from launcher.spec.reader import Override
 
 
 class HostOptions(Struct, frozen=True, kw_only=True):
-    """The options of `launch on` and `launch slurm`. `slurm`: queue the job in Slurm; `test_only`: only ask it."""
+    """The options of `launch on` and `launch slurm`, by the names of their parameters. `slurm`: queue the job in Slurm;
+    `test_only`: only ask it."""
 
     cpu: bool
-    python: str
+    python: str | None
+    container: str | None
+    mount: list[str] | None
     dry_run: bool
     explain: bool
     detach: bool
     resume: str | None
     new: bool
     accept_host_key: bool
-    watch_seconds: float | None
+    watch_for: float | None
     slurm: bool = False
     script: bool = False
     test_only: bool = False
@@ -76,7 +82,13 @@ def launch_on_host(
         raise UsageError(
             f"{host} is a Colab runtime, which has no Slurm", f"Run it there without: launch on {host} SPEC"
         )
-    python = options.python or hosts.entry(host).python or ""
+    entry, cluster = hosts.entry(host), inputs.spec.slurm if options.slurm else Slurm()
+    python = options.python or entry.python or ""
+    container: dict[str, object] = {}
+    if image := options.container or cluster.container or entry.container:
+        container = {"image": image, "mounts": [*(options.mount or cluster.mounts or entry.mounts)]}
+    elif options.mount:
+        raise UsageError("--mount is for a container", "Name its image too: --container IMAGE")
 
     def plan_of(inputs: Inputs) -> Plan:
         local = planned(inputs)
@@ -87,6 +99,7 @@ def launch_on_host(
                 inputs.located.spec.output or "runs",
                 code=inputs.context.code.digest,
                 python=python,
+                container=container,
                 packages={} if python else packages_of(inputs),
                 gpus=0 if options.cpu else local.machine.gpus,
                 price=inputs.spec.limits.price,
@@ -103,7 +116,7 @@ def launch_on_host(
     if options.dry_run and options.script:
         print(plan.attempts[0].request["script"], end="")
         return
-    if options.dry_run:
+    if options.dry_run or options.explain:
         show_plan(plan, inputs.spec, output_format, explain=options.explain)
         return
     connections = [connect_to(name, accept_host_key=options.accept_host_key) for name in (host, *peers)]
@@ -126,7 +139,7 @@ def launch_on_host(
     for warning in driver.plan.warnings if not options.resume else ():
         printer.say(warning)
     remember(driver.plan.run, host)
-    launching = LaunchOptions(detach=options.detach, watch_seconds=options.watch_seconds, target="on")
+    launching = LaunchOptions(detach=options.detach, watch_seconds=options.watch_for, target="on")
     follow_driver(driver, watcher, printer, output_format, launching, fresh=True, resume=bool(options.resume))
 
 
@@ -161,9 +174,14 @@ def check_options(host: str, spec: Path | None, flags: Flags, options: HostOptio
         {**of_cloud, "--provisioning": flags.provisioning},
         f"Remove it: a {'cluster' if options.slurm else 'host'} has neither regions nor provisioning.",
     )
-    if options.dry_run:
+    if options.container and not re.match(IMAGE, options.container):
+        problem = f"--container: {options.container!r} is no image"
+        raise UsageError(problem, "Name HOST/NAME:TAG, or a path there: /shared/pytorch.sif")
+    if wrong := [mount for mount in options.mount or () if not re.match(MOUNT, mount)]:
+        raise UsageError(f"--mount: {wrong[0]!r} is no folder", "Name its whole path there: /data, or /data:/mnt/data")
+    if options.dry_run or options.explain:
         others = {"--detach": options.detach, "--resume": options.resume, "--new": options.new}
-        refuse_with("--dry-run", {**others, "--watch-for": options.watch_seconds, "--test-only": options.test_only})
+        refuse_with("--dry-run", {**others, "--watch-for": options.watch_for, "--test-only": options.test_only})
     if options.new:
         refuse_with("--new", {"--resume": options.resume, "--run-id": flags.run_id})
     if options.resume:

@@ -197,11 +197,14 @@ def image_lines(plan: Plan, used: bool, explain: bool) -> Iterator[str]:
         if plan.target == "vm":
             yield str(plan.attempts[0].request["disks"][0]["initializeParams"]["sourceImage"]).rpartition("/")[2]
     elif not used:
-        is_installed = plan.target == "on" and plan.attempts[0].request["packages"]
-        on_host = (
-            "packages that the host lacks are installed there, once" if is_installed else "runs in a Python of the host"
-        )
-        yield NO_IMAGE if plan.target == "local" else f"not used: {on_host}"
+        request = plan.attempts[0].request if plan.target == "on" else {"packages": {}}
+        container = request.get("container")
+        lacked = f"packages that {'it' if container else 'the host'} lacks are installed there, once"
+        if container:
+            yield from (container["image"], lacked if request["packages"] else "its Python runs the job")
+        else:
+            on_host = f"not used: {lacked if request['packages'] else 'runs in a Python of the host'}"
+            yield NO_IMAGE if plan.target == "local" else on_host
     else:
         tag = f"tag: content hash; {image.platform}, " if explain else ""
         whose = {BASE_TORCH: "the base image's PyTorch", CONDA_TORCH: "PyTorch as conda chooses"}

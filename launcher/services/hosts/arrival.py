@@ -14,20 +14,24 @@ from launcher.inputs.content import content
 from launcher.plan.binding import bound
 from launcher.remote.agent import PYTHONS, ROOT, Agent
 from launcher.remote.folder import parse_address
-from launcher.services.hosts.environment import PROBE_ARGV, facts_of, provide_python
+from launcher.services.hosts.environment import PROBE_ARGV, facts_of, provide_python, python_of_pyxis
 
 if TYPE_CHECKING:
     from launcher.inputs.gather import Inputs
     from launcher.plan.model import Plan
     from launcher.remote.connection import Connection
 
+OF_HOST: Final = ("python", "container")
+"""What a request learns from a host."""
+PULL_SECONDS: Final = 7200.0
+"""An image may have 20 GB, and Apptainer converts it."""
 LEAST_GB: Final = 2.0
 """Free disk below which a checkpoint may not fit."""
 
 
 def prepare_host(plan: Plan, inputs: Inputs, connection: Connection, say: Callable[[str], None]) -> Plan:
-    """Check the host's GPUs and disk, find or make the Python, send the code unless it is there, and return the plan
-    with the Python.
+    """Check the host's GPUs and disk, pull the container's image, find or make the Python, send the code, each unless
+    it is there, and return the plan with the container and the Python.
 
     Raises:
         NoCapacity: too few GPUs are free.
@@ -36,7 +40,9 @@ def prepare_host(plan: Plan, inputs: Inputs, connection: Connection, say: Callab
     agent, name, source = Agent(connection), connection.host.name, inputs.source
     request = plan.attempts[0].request
     candidates = [request["python"]] if request["python"] else PYTHONS
-    facts = agent.call("describe", {"pythons": candidates, "probe": PROBE_ARGV, "slurm": plan.is_slurm})
+    probe = {"pythons": candidates, "probe": PROBE_ARGV, "slurm": plan.is_slurm}
+    container = request.get("container")
+    facts = agent.call("describe", {**probe, **({"pythons": []} if container else {})})
     if facts["slurm_problem"]:
         raise LaunchError(
             f"{name}: Slurm does not answer: {facts['slurm_problem']}", "Name the cluster's login node: --on LOGIN"
@@ -45,9 +51,19 @@ def prepare_host(plan: Plan, inputs: Inputs, connection: Connection, say: Callab
         check_free_gpus(facts["gpus"], str(facts["gpu_problem"]), plan.machine.gpus, name)
     if facts["free_gb"] < LEAST_GB:
         say(f"warning: {facts['free_gb']:.1f} GB are free on the disk of {name}:~/launch")
+    if container:
+        say(f"{name}: looking at {container['image']}, which is pulled unless it is there…")
+        gpus = 0 if plan.is_slurm else plan.machine.gpus
+        container = agent.call("container", {**container, **probe, "gpus": gpus}, seconds=PULL_SECONDS)
+        facts["pythons"] = container.pop("pythons")
+        request = {**request, "container": container}
     known = facts_of(facts, inputs, plan.machine.gpus, name, is_login_node=plan.is_slurm)
-    python = provide_python(agent, known, request["python"], inputs, say)
-    say(f"{name}: {'Slurm' if plan.is_slurm else gpus_text(facts['gpus'])}, {python}")
+    if container and not known.pythons:
+        python = python_of_pyxis(request["python"], inputs)
+    else:
+        python = provide_python(agent, known._replace(container=container), request["python"], inputs, say)
+    place = f"{container['runtime']}, {container['image']}, " if container else ""
+    say(f"{name}: {'Slurm' if plan.is_slurm else gpus_text(facts['gpus'])}, {place}{python}")
     if code := request["code"]:
         files = [(f"workspace/{file.name}", file.path) for file in source.code]
         texts = {f"project/{path}": text for path, text in source.installed.items()}
@@ -71,6 +87,10 @@ def prepare_hosts(plan: Plan, inputs: Inputs, connections: Sequence[Connection],
     prepared = prepare_host(plan, inputs, first, say)
     if not others:
         return prepared
+    attempt = prepared.attempts[0]
+    if "@" in (container := attempt.request.get("container", {})).get("image", ""):  # the tag is looked up once
+        request = {**plan.attempts[0].request, "container": container}
+        plan = bound(replace(plan, attempts=(replace(plan.attempts[0], request=request),)))
     folder = plan.run_folder or ""
     meeting = {
         "nonce": secrets.token_hex(8),
@@ -80,14 +100,13 @@ def prepare_hosts(plan: Plan, inputs: Inputs, connections: Sequence[Connection],
     }
 
     def prepare_peer(connection: Connection) -> dict[str, Any]:
-        python = prepare_host(plan, inputs, connection, say).attempts[0].request["python"]
-        return {"host": connection.host.name, "python": python}
+        request = prepare_host(plan, inputs, connection, say).attempts[0].request
+        return {"host": connection.host.name, **{name: request[name] for name in OF_HOST if name in request}}
 
     with ThreadPoolExecutor(len(others)) as pool:  # after the first: a home folder may be shared, with the environment
         peers = list(pool.map(prepare_peer, others))
     meeting |= Agent(first).call("open_meeting", meeting)
     peers = [peer | Agent(other).call("join_meeting", meeting) for peer, other in zip(peers, others, strict=True)]
-    attempt = prepared.attempts[0]
     return bound(replace(prepared, attempts=(replace(attempt, request={**attempt.request, "peers": peers}),)))
 
 

@@ -64,6 +64,8 @@ class HostFacts(NamedTuple):
     driver: int | None
     environments: frozenset[str]
     """The IDs of those that can be used."""
+    container: Mapping[str, Any] | None = None
+    """Whose Pythons these are; None: the host's own."""
 
 
 def facts_of(
@@ -130,6 +132,15 @@ def provide_python(agent: Agent, facts: HostFacts, named: str, inputs: Inputs, s
         return path
     script = host_script(replace(recipe, full=False), on_base=True, with_lock=False)
     return install(agent, facts, inputs, replace(base, path=path), script, say)
+
+
+def python_of_pyxis(named: str, inputs: Inputs) -> str:
+    """Return the Python of a Pyxis container, which can't be asked for its packages on a login node. Raises
+    LaunchError: some would have to be installed."""
+    if inputs.source.requirements.strip() or inputs.source.project:
+        problem = f"image.requirements: {inputs.spec.image.requirements}: not installed into a Pyxis container"
+        raise LaunchError(problem, "Name an image that has them, and that: --python python3. Or --container FILE.sif")
+    return named or "python3"
 
 
 def problem_of(python: Interpreter, inputs: Inputs) -> str:
@@ -205,7 +216,10 @@ def install(
     locks = {file.name: file for file in (*source.locks, *source.recipe) if file.name in script}
     texts |= {name: file.path.read_text(encoding="utf-8") for name, file in locks.items()}
     request = {
-        "id": json_digest((script, texts, base.path, base.version), 16),
+        "id": json_digest(
+            (script, texts, base.path, base.version, *([facts.container] if facts.container else [])), 16
+        ),
+        "container": facts.container,
         "python": base.path,
         "script": script,
         "files": texts,

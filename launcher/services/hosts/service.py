@@ -18,6 +18,7 @@ from launcher.plan.model import Attempt
 from launcher.remote.agent import Agent, HostRefused, trainer_digest
 from launcher.remote.connection import CommandFailed, Connection
 from launcher.services.base import GoneError, Listing
+from launcher.services.hosts.arrival import OF_HOST
 from launcher.services.hosts.nodes import job_nodes, stop_and_remove, whole_job
 from launcher.services.local.replicas import ImageDefaults, replicas
 from launcher.services.local.request import parse_request
@@ -235,6 +236,6 @@ def start_of(body: Mapping[str, Any], request_id: str, rank: int = 0) -> dict[st
         "gpus": node.gpus,
         "hours": service(body).limit(body) / 3600,
         "code": body["code"],
-        "python": peer["python"] if rank else body["python"],
+        **{name: value for name, value in (peer if rank else body).items() if name in OF_HOST},
         "trainer": trainer_digest(),
     }

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from launch_train.host.job import RefusedError
+from launch_train.host.errors import RefusedError
 from launch_train.host.peers import join_meeting
 
 NONCE = "0123456789abcdef"

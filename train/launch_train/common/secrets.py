@@ -58,6 +58,8 @@ def sent_secrets() -> Mapping[str, str]:
         return {}
     with os.fdopen(int(handle), encoding="utf-8") as file:
         values: dict[str, str] = json.load(file)
+    if handle == "0":  # the input of a container; now the lowest free number
+        os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
     return values
 
 

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launch_train.host import cleaning, environment, job, machine, peers, slurm
+from launch_train.host import cleaning, container, environment, job, machine, peers, slurm
+from launch_train.host.errors import RefusedError
 from launch_train.host.folder_server import MARK, NO_SLURM, serve
-from launch_train.host.job import RefusedError
 
 
 def main(argv: list[str]) -> None:
@@ -49,10 +49,8 @@ def answer_to(operation: str, request: dict[str, Any], root: Path) -> Any:
             answer = {"text": slurm.test_job(request["script"])}
         case "jobs":
             answer = slurm.add_states(root, job.describe_jobs(root, request.get("ids")))
-        case "open_meeting":
-            answer = peers.open_meeting(request)
-        case "join_meeting":
-            answer = peers.join_meeting(request)
+        case "open_meeting" | "join_meeting":
+            answer = (peers.open_meeting if operation == "open_meeting" else peers.join_meeting)(request)
         case "stop":
             answer = job.mark_job(root, request["id"], "stop")
         case "cancel":
@@ -63,6 +61,8 @@ def answer_to(operation: str, request: dict[str, Any], root: Path) -> Any:
                 job.remove_job(root, request["id"])
         case "clean":
             answer = cleaning.remove_unneeded(root, request["trainer"], dry_run=request["dry_run"])
+        case "container":
+            answer = container.provide_container(root, request)
         case "environment":
             answer = {"python": environment.make_environment(root, request)}
         case "describe":

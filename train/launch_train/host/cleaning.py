@@ -43,6 +43,7 @@ def remove_unneeded(root: Path, trainer: str, *, dry_run: bool) -> list[dict[str
         "code": {job["code"] for job in kept},
         "trainer": {trainer, *(job["trainer"] for job in kept)},
         "venvs": environments_of(root, kept),
+        "images": {Path(job["container"]["image"]).name for job in kept if job.get("container")},
         "runs-locked": {job["run"] for job in kept},
     }
     removed = []

@@ -11,13 +11,15 @@ import os
 import shutil
 import subprocess
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, Final
 
 from launch_train.common.scratch import temporary_folder
-from launch_train.host.job import RefusedError
+from launch_train.host.container import OF_MACHINE, contained
+from launch_train.host.errors import RefusedError
+from launch_train.host.job import KEPT
 
 COMPLETE: Final = "launch.json"
 PROBE_SECONDS: Final = 60.0
@@ -67,7 +69,8 @@ def make_environment(root: Path, request: Mapping[str, Any]) -> str:
     """Return the Python of an environment, which is made unless it exists. Waits while another process makes it.
 
     The request has its `id`, the Python that it is made by, the `script` of `sh` that installs the packages, the
-    `files` that this reads, by name, and the `secrets` among its variables.
+    `files` that this reads, by name, the `secrets` among its variables, and the `container` (null: none) in which it is
+    made.
 
     Raises RefusedError: it can't be made; nothing is left of it but its log.
     """
@@ -78,8 +81,9 @@ def make_environment(root: Path, request: Mapping[str, Any]) -> str:
         if not (venv / COMPLETE).exists():
             Path(f"{venv}.log").unlink(missing_ok=True)
             try:
-                create_venv(str(request["python"]), venv)
-                install_packages(venv, request)
+                run = partial(run_script, root=root, container=request.get("container"))
+                create_venv(str(request["python"]), venv, run)
+                install_packages(venv, request, run)
                 (venv / COMPLETE).write_text(json.dumps({"python": request["python"], "script": request["script"]}))
             except OSError as error:
                 shutil.rmtree(venv, ignore_errors=True)
@@ -91,8 +95,9 @@ def make_environment(root: Path, request: Mapping[str, Any]) -> str:
     return str(venv / "bin" / "python")
 
 
-def create_venv(python: str, venv: Path) -> None:
-    """Create an empty virtual environment with pip. Raises RefusedError: no tool for that works; OSError."""
+def create_venv(python: str, venv: Path, run: Callable[..., str]) -> None:
+    """Create an empty virtual environment with pip, by `run` (`run_script`). Raises RefusedError: no tool for that
+    works; OSError."""
     problem = ""
     for script in (
         '"$PYTHON" -m venv "$VENV"',
@@ -102,14 +107,14 @@ def create_venv(python: str, venv: Path) -> None:
         'uv venv --seed --python "$PYTHON" "$VENV"',
     ):
         shutil.rmtree(venv, ignore_errors=True)
-        failure = run_script(script, venv.parent, {"PYTHON": python, "VENV": str(venv)}, Path(f"{venv}.log"))
+        failure = run(script, venv.parent, {"PYTHON": python, "VENV": str(venv)}, Path(f"{venv}.log"))
         if not failure:
             return
         problem = problem or failure
     raise RefusedError(f"{python} can't make a virtual environment: {problem}", NO_VENV_FIX)
 
 
-def install_packages(venv: Path, request: Mapping[str, Any]) -> None:
+def install_packages(venv: Path, request: Mapping[str, Any], run: Callable[..., str]) -> None:
     """Install the packages of a request into its environment. Raises RefusedError with the installer's reason."""
     secrets: Mapping[str, str] = request["secrets"]
     env = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_PROGRESS_BAR": "off", "PIP_NO_INPUT": "1", **secrets}
@@ -118,19 +123,33 @@ def install_packages(venv: Path, request: Mapping[str, Any]) -> None:
     with temporary_folder("environment") as folder:
         for name, text in request["files"].items():
             Path(folder, name).write_text(text, encoding="utf-8")
-        if failure := run_script(str(request["script"]), Path(folder), env, log, [*secrets.values()]):
+        if failure := run(str(request["script"]), Path(folder), env, log, [*secrets.values()]):
             fix = f"The whole output, on the host: {log}\nOr name a Python that has the packages: --python PATH"
             raise RefusedError(f"the packages can't be installed: {failure}", fix)
 
 
-def run_script(script: str, folder: Path, env: Mapping[str, str], log: Path, secrets: Sequence[str] = ()) -> str:
-    """Run a script of `sh` with its output, without the secrets, in a file; return why it failed (empty: it did
-    not)."""
+def run_script(
+    script: str,
+    folder: Path,
+    env: Mapping[str, str],
+    log: Path,
+    secrets: Sequence[str] = (),
+    *,
+    root: Path,
+    container: Mapping[str, Any] | None,
+) -> str:
+    """Run a script of `sh`, in a container if there is one, with its output, without the secrets, in a file; return why
+    it failed (empty: it did not)."""
     lines = deque[str](maxlen=100)
+    words = ["sh", "-c", script]
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | dict(env)
+    if container:
+        variables = {name: os.environ[name] for name in KEPT - OF_MACHINE if name in os.environ} | dict(env)
+        words, variables = contained(container, words, variables, root, folder, places=[str(folder)])
     process = subprocess.Popen(
-        ["sh", "-c", script],
+        words,
         cwd=folder,
-        env={**{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}, **env},
+        env=variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

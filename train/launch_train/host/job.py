@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from launch_train.common import contract
-from launch_train.host import machine
+from launch_train.host import container, machine
+from launch_train.host.errors import RefusedError
 from launch_train.node.process import Child, adopt_orphans
 
 POLL_SECONDS: Final = 0.2
@@ -42,14 +43,6 @@ KEPT: Final = frozenset(
     }
 )
 """Variables of the login that the job gets too. Credentials are not among them."""
-
-
-class RefusedError(Exception):
-    """The job can't run here; its text and `fix` are for the user."""
-
-    def __init__(self, text: str, fix: str = "") -> None:
-        super().__init__(text)
-        self.fix = fix
 
 
 def start_job(root: Path, request: Mapping[str, Any]) -> None:
@@ -152,11 +145,14 @@ def supervise_node(
     if interface := next((name for name, address in machine.list_interfaces() if address == job.get("address")), ""):
         visible |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}  # other hosts reach its address
     workdir = make_workdir(root, job, str(job["id"]))
-    env = job_environment(root, job, workdir, visible | variables)
-    os.chdir(workdir)
-    if secrets:
+    if secrets:  # a container gets no other file of this process than its input
         secrets_file = open_in_memory(json.dumps(secrets))
-        env[contract.SECRETS_FILE] = str(secrets_file)
+        variables[contract.SECRETS_FILE] = "0" if job.get("container") else str(secrets_file)
+        os.dup2(secrets_file, 0, inheritable=True) if job.get("container") else None
+    label = f"{os.getuid()}/{job['run']}/{rank}"
+    argv, env = node_command(root, job, workdir, argv, visible | variables, label)
+    container.remove_containers(job, label)  # of an earlier start that was killed: this one has the run's lock
+    os.chdir(workdir)
     for handle in (lock, *locks):  # the node may outlive a killed supervisor by the time of its save
         os.set_inheritable(handle, True)
     (folder / RESERVED).write_bytes(b" " * 1000)
@@ -172,6 +168,7 @@ def supervise_node(
     os.write(pipe, b"{}")
     os.close(pipe)
     code, stopped = wait_or_stop(child, folder, began + float(job["hours"]) * 3600, stops)
+    container.remove_containers(job, label)
     end = {"code": code, "stopped": stopped, "seconds": time.monotonic() - began, "time": time.time()}
     with (folder / RESERVED).open("r+b") as file:  # the disk may be full by now
         file.write(json.dumps(end).encode())
@@ -248,16 +245,26 @@ def placed_command(job: Mapping[str, Any]) -> tuple[list[str], dict[str, str], s
     return [placed(word) for word in job["argv"]], {name: placed(value) for name, value in job["env"].items()}, place
 
 
-def job_environment(root: Path, job: Mapping[str, Any], workdir: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a job's node: some of the login's variables, the job's own `variables`, the job's
-    Python first on PATH, launch_train of its launch, and its installed projects."""
-    env = {name: value for name, value in os.environ.items() if name in KEPT} | dict(variables)
-    env["PATH"] = path_with_python(workdir.parent / "bin", str(job["python"]), env)
+def node_command(
+    root: Path, job: Mapping[str, Any], workdir: Path, argv: list[str], variables: Mapping[str, str], label: str = ""
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command of a job's node, in the job's container if it has one, and its environment: some of the
+    login's variables, the job's own `variables`, the job's Python first on PATH, launch_train of its launch, and its
+    installed projects. `label`: the container's."""
+    is_contained = container.is_in_container(job)
+    kept = KEPT - container.OF_MACHINE if is_contained else KEPT
+    env = {name: value for name, value in os.environ.items() if name in kept} | dict(variables)
+    env["PATH"] = path_with_python(workdir.parent / "bin", str(job["python"]), env, is_here=not is_contained)
     env["PYTHONPATH"] = str(root / "trainer" / str(job["trainer"]))
     installed = workdir.parent / "project"
     if installed.is_dir():
         env[contract.PROJECT] = str(installed)
-    return env
+    if not is_contained:
+        return argv, env
+    gpus, has_input = int(job["gpus"]), contract.SECRETS_FILE in env
+    return container.contained(
+        job["container"], argv, env, root, workdir, places=[str(job["folder"])], gpus=gpus, label=label, stdin=has_input
+    )
 
 
 def make_workdir(root: Path, job: Mapping[str, Any], name: str) -> Path:
@@ -274,19 +281,19 @@ def make_workdir(root: Path, job: Mapping[str, Any], name: str) -> Path:
     return workdir
 
 
-def path_with_python(programs: Path, python: str, env: Mapping[str, str]) -> str:
+def path_with_python(programs: Path, python: str, env: Mapping[str, str], *, is_here: bool) -> str:
     """Return a PATH on which `python` is the job's, by a script in the folder `programs`, which is the node's own: a
     program that another node is writing can't be executed. A link would not do: an environment is found by its
-    python's place. Raises RefusedError: it does not exist."""
-    if not os.access(python, os.X_OK):
+    python's place. `is_here`: it is this machine's, not a container's. Raises RefusedError: it does not exist."""
+    if is_here and not os.access(python, os.X_OK):
         fix = "Repeat launch on HOST SPEC, which makes its environment again; or name another: --python PATH"
         raise RefusedError(f"the job's Python {python} does not exist", fix)
     programs.mkdir(exist_ok=True)
     for name in ("python", "python3"):
         (programs / name).write_text(f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n', encoding="utf-8")
         (programs / name).chmod(0o755)
-    own = str(env.get("PATH") or os.environ.get("PATH") or os.defpath)
-    return os.pathsep.join([str(programs), str(Path(python).parent), own])
+    own = env.get("PATH") or (os.environ.get("PATH") or os.defpath if is_here else "")
+    return os.pathsep.join(filter(None, [str(programs), str(Path(python).parent), own]))
 
 
 def describe_jobs(root: Path, ids: list[str] | None = None) -> list[dict[str, Any]]:

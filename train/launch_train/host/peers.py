@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from launch_train.host.job import RefusedError
+from launch_train.host.errors import RefusedError
 from launch_train.host.machine import list_interfaces
 
 MEETING_SECONDS: Final = 120.0

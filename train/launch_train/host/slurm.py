@@ -4,7 +4,7 @@ The folder of a job, <root>/jobs/ID, is on a disk that the login node and the co
 
     job.json    what was submitted, written first and only once
     script      the batch script, as the request has it
-    run         starts launch_train.host on a compute node
+    run, node   start launch_train.host on a compute node: for the batch script, and for each node
     slurm.json  the number of the one Slurm job that may run it; then the state in which that ended
     starts.json when each start began, and until when it was seen
     output.log  what the batch script and the nodes print
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -33,15 +34,11 @@ from typing import Any, Final
 
 from launch_train.common import contract
 from launch_train.host import machine
+from launch_train.host.container import OF_MACHINE, PYXIS, pyxis_options
+from launch_train.host.errors import RefusedError
 from launch_train.host.folder_server import MARK
-from launch_train.host.job import (
-    SEEN_SECONDS,
-    RefusedError,
-    create_file,
-    job_environment,
-    make_workdir,
-    placed_command,
-)
+from launch_train.host.job import KEPT as KEPT_OF_LOGIN
+from launch_train.host.job import SEEN_SECONDS, create_file, make_workdir, node_command, placed_command
 
 POLL_SECONDS: Final = 0.5
 COMMAND_SECONDS: Final = 50.0
@@ -70,6 +67,7 @@ RESEND_SECONDS: Final = 3.0
 """Pause before the signal to save is sent again: scancel may have failed, and a node that is starting ignores it."""
 SIGNAL_SECONDS: Final = 10.0
 """Timeout of scancel, which retries for longer while a job is completing, and of sinfo."""
+SRUN_ERROR: Final = re.compile(r"(?:srun: error: |slurmstepd\S*: error: pyxis: )\s*(.*)")
 REQUEUE_PAUSES: Final = (1.0, 3.0, 6.0)
 LOGIN_SCRIPT: Final = """unset ${!SQUEUE_@} ${!SCANCEL_@} ${!SACCT_@}; printf '\\002launch\\002\\n'; exec "$0" "$@\""""
 """Of a login shell: its profile may print a text, and set defaults of the user."""
@@ -196,11 +194,19 @@ def submitted_number(text: str) -> int:
 
 
 def write_programs(root: Path, folder: Path, job: Mapping[str, Any]) -> None:
-    """Write a job's batch script, and the program that it calls."""
+    """Write a job's batch script, the program that it calls, and the one that srun starts on each node; of a job in a
+    container, only Pyxis starts that inside, where the job's Python is."""
     trainer = shlex.quote(str(root / "trainer" / str(job["trainer"])))
-    words = shlex.join([str(job["python"]), "-m", "launch_train.host", str(root)])
-    run = f'#!/bin/sh\nunset PYTHONSAFEPATH\nPYTHONPATH={trainer} exec {words} "$1" {shlex.quote(str(job["id"]))}\n'
-    for name, text in (("run", run), ("script", str(job["script"]))):
+    container = job.get("container") or {}
+    in_batch = sys.executable if container else str(job["python"])
+    in_node = str(job["python"]) if container.get("runtime") == PYXIS else in_batch
+    programs = {"script": str(job["script"])}
+    for name, python in (("run", in_batch), ("node", in_node)):
+        words = shlex.join([python, "-m", "launch_train.host", str(root)])
+        programs[name] = (
+            f'#!/bin/sh\nunset PYTHONSAFEPATH\nPYTHONPATH={trainer} exec {words} "$1" {shlex.quote(str(job["id"]))}\n'
+        )
+    for name, text in programs.items():
         (folder / name).write_text(text, encoding="utf-8")
         (folder / name).chmod(0o755)
 
@@ -370,7 +376,8 @@ def run_batch(root: Path, name: str) -> int:
     if code and not stopped and not any((root / "work").glob(f"{name}-*")):  # no node has begun
         with suppress(OSError):
             lines = (folder / "output.log").read_text(encoding="utf-8", errors="replace").splitlines()
-            end["problem"] = next((line[13:] for line in reversed(lines) if line.startswith("srun: error: ")), "")
+            errors = [match[1] for line in lines if (match := SRUN_ERROR.match(line))]
+            end["problem"] = errors[-1] if errors else ""
     (folder / ".end").write_text(json.dumps(end), encoding="utf-8")
     (folder / ".end").rename(folder / "end.json")
     # Slurm 24.11 would repeat the requeue of an earlier preemption.
@@ -420,11 +427,12 @@ def run_nodes(
         "--input=none",
         "--export=ALL",  # also if the site's default for jobs is NONE
         "--cpu-bind=none",  # srun doesn't know sbatch's --cpus-per-task: it would bind all processes to one core
-        str(folder / "run"),
-        "node",
     ]
-    number = os.environ["SLURM_JOB_ID"]
-    srun = subprocess.Popen(words, env={**os.environ, "LAUNCH_HOSTS": ",".join(hosts)}, start_new_session=True)
+    number, env = os.environ["SLURM_JOB_ID"], {**os.environ, "LAUNCH_HOSTS": ",".join(hosts)}
+    if pyxis := pyxis_options(job, folder.parents[1]):  # what a container gets besides the image's variables
+        kept = (KEPT_OF_LOGIN - OF_MACHINE) | {"PATH", *KEPT}
+        env = {name: env[name] for name in env if name in kept or name.startswith((*FABRIC, "SLURM_", "LAUNCH_"))}
+    srun = subprocess.Popen([*words, *pyxis, str(folder / "node"), "node"], env=env, start_new_session=True)
     began, stopped, kill_at = time.monotonic(), "", float("inf")
     written, send_at = 0.0, began
     while (code := srun.poll()) is None:
@@ -469,12 +477,13 @@ def run_node(root: Path, name: str) -> None:
     job = json.loads((folder / "job.json").read_bytes())
     index, start = int(os.environ["SLURM_PROCID"]), os.environ.get("SLURM_RESTART_COUNT", "0")
     argv, variables, _ = placed_command(job)
-    network = {key: value for key, value in os.environ.items() if key.startswith(FABRIC) or key in KEPT}
+    is_inside = bool(job.get("container")) and job["container"]["runtime"] == PYXIS  # with the image's variables
+    network = {key: value for key, value in os.environ.items() if is_inside or key.startswith(FABRIC) or key in KEPT}
     if not int(job["gpus"]):
         network["CUDA_VISIBLE_DEVICES"] = ""
     variables[contract.CLUSTER_SPEC] = cluster_spec(variables[contract.CLUSTER_SPEC], index)
     workdir = make_workdir(root, job, f"{name}-{start}-{index}")
-    env = job_environment(root, job, workdir, network | variables)
+    argv, env = node_command(root, job, workdir, argv, network | variables)
     os.chdir(workdir)
     os.umask(0o022)
     sys.stdout.flush()
