@@ -29,6 +29,7 @@ from typing import Any, Final
 from launch_train.common import contract
 from launch_train.host import container, machine
 from launch_train.host.errors import RefusedError
+from launch_train.host.login_session import leave_login_session
 from launch_train.node.process import Child, adopt_orphans
 
 POLL_SECONDS: Final = 0.2
@@ -130,6 +131,7 @@ def supervise_node(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, _frame: stops.append(signum))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    leave_login_session(f"launch-{job['id']}.scope")
     argv, variables, place = placed_command(job)
     rank = int(job.get("rank", 0))  # of several nodes, the first has the run folder's lock
     locks = [lock_run(root, f"{job['run']}-{rank}", "") if rank else lock_run(root, str(job["run"]), place)]
