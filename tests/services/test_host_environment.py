@@ -301,7 +301,8 @@ def test_the_packages_that_a_python_may_lack_are_those_of_the_lock() -> None:
 def facts_with_gpu(inputs: Inputs, driver: str, capability: float, version: str) -> HostFacts:
     python = {"path": "/usr/bin/python3", "answer": [[int(part) for part in version.split(".")], {}, []]}
     gpu = {"name": "NVIDIA GPU", "driver": driver, "capability": capability}
-    return facts_of({"pythons": [python], "gpus": [gpu], "environments": []}, inputs, 1, NAME)
+    answer = {"pythons": [python], "gpus": [gpu], "environments": [], "processor": "x86_64"}
+    return facts_of(answer, inputs, 1, NAME)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Jobs of Slurm in containers: Apptainer's and Pyxis's, where they are installed; the options of both everywhere."""
+"""Jobs of Slurm in containers: Pyxis's and Apptainer's, where they are installed (conftest.py)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from launch_train.host.container import binds_of, contained, pyxis_options
 from tests.remote.hosts import NAME, a_host, launch
 from tests.slurm.cluster import SlurmCluster, a_cluster
+from tests.slurm.conftest import APPTAINER, IMAGES, PYXIS
 from tests.slurm.test_slurm import output
 from tests.ssh.server import SshServer
 
-PYXIS = os.environ.get("LAUNCH_TEST_PYXIS", "")
-"""A folder with enroot/bin, spank_pyxis.so and box.sqsh, an image with Python (docs/testing.md)."""
-APPTAINER = os.environ.get("LAUNCH_TEST_APPTAINER_IMAGE", "")
-"""An image with Python that the installed apptainer runs."""
 JOB = """
 name: tiny
 machine: {type: h100, gpus: 1}
@@ -64,9 +60,6 @@ def login(cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         yield server
 
 
-IMAGES = [*([f"{PYXIS}/box.sqsh"] if PYXIS else []), *([APPTAINER] if APPTAINER else [])]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("image", IMAGES)
 def test_a_job_runs_in_a_container(login: SshServer, image: str) -> None:
@@ -93,46 +86,3 @@ def test_a_cancelled_job_in_a_container_ends(cluster: SlurmCluster, login: SshSe
         assert time.monotonic() < until
         time.sleep(0.2)
     assert "cancelled" in launch("status", f"{NAME}:tiny").stdout
-
-
-def test_the_options_of_pyxis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    digest = "sha256:" + "0" * 64
-    for image, word in {
-        "/shared/x.sqsh": "/shared/x.sqsh",
-        "nvcr.io/nvidia/pytorch:25.06-py3": "nvcr.io#nvidia/pytorch:25.06-py3",
-        f"nvcr.io/nvidia/pytorch:25.06-py3@{digest}": f"nvcr.io#nvidia/pytorch:{digest}",
-        f"localhost:5000/a@{digest}": f"localhost:5000#a:{digest}",
-        "pytorch/pytorch:latest": "pytorch/pytorch:latest",
-    }.items():
-        container = {"runtime": "pyxis", "image": image, "mounts": ["/data", "/a:/b"]}
-        options = pyxis_options({"container": container, "folder": "/runs/tiny"}, Path("/scratch/launch"))
-        assert options == [
-            f"--container-image={word}",
-            "--container-mounts=/home/me:/home/me,/scratch/launch:/scratch/launch,/runs/tiny:/runs/tiny,/data:/data,/a:/b",
-            "--container-workdir=/scratch/launch",
-        ]
-    assert pyxis_options({}, Path("/")) == []
-
-
-def test_the_words_of_docker_and_apptainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("DOCKER_", "APPTAINER_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.setenv("PATH", "/bin")
-    monkeypatch.setenv("DOCKER_HOST", "unix:///x.sock")
-    inside = ["sh", "-c", 'export PATH="${0:+$0:}$PATH"; exec "$@"', "/work/bin", "python", "-V"]
-    env = {"PATH": "/work/bin", "A": "b"}
-    container = {"runtime": "docker", "image": "a@sha256:0", "mounts": ["/data"], "user": "1:1"}
-    words, client = contained(container, ["python", "-V"], env, Path("/root"), Path("/work"), gpus=2, label="1/run/0")
-    assert words[-len(inside) - 1 :] == ["a@sha256:0", *inside]
-    assert {"--gpus=all", "--env=A", "--env=HOME", "--user=1:1", "--label=launch-run=1/run/0"} <= {*words}
-    assert "--mount=type=bind,source=/data,target=/data" in words
-    assert "--interactive" not in words
-    assert "--env=PATH" not in words
-    assert client == {"HOME": "/home/me", "A": "b", "PATH": "/bin", "DOCKER_HOST": "unix:///x.sock"}
-    container = {"runtime": "apptainer", "image": "/x.sif", "mounts": []}
-    words, _ = contained(container, ["python", "-V"], env, Path("/root"), Path("/work"), gpus=2)
-    assert words[:7] == ["apptainer", "--quiet", "exec", "--home", "/home/me", "--pwd", "/work"]
-    assert words[-len(inside) - 2 :] == ["--nv", "/x.sif", *inside]
-    assert binds_of(container, Path("/home/me"), ["gs://bucket"]) == ["/home/me:/home/me"]

@@ -64,6 +64,8 @@ class HostFacts(NamedTuple):
     driver: int | None
     environments: frozenset[str]
     """The IDs of those that can be used."""
+    processor: str
+    """Hosts with others may share a home folder."""
     container: Mapping[str, Any] | None = None
     """Whose Pythons these are; None: the host's own."""
 
@@ -86,7 +88,7 @@ def facts_of(
         chosen, driver = choose(inputs.spec, catalog.load(), "local")[0], device["driver"].partition(".")[0]
         gpu = replace(chosen.gpu, title=device["name"], sm=device["capability"] or chosen.gpu.sm, max_driver=None)
     number = int(driver) if driver.isdecimal() else None
-    return HostFacts(tuple(pythons), gpu, number, frozenset(answer["environments"]))
+    return HostFacts(tuple(pythons), gpu, number, frozenset(answer["environments"]), answer["processor"])
 
 
 def provide_python(agent: Agent, facts: HostFacts, named: str, inputs: Inputs, say: Callable[[str], None]) -> str:
@@ -215,10 +217,9 @@ def install(
     texts |= {file.name: file.path.read_text(encoding="utf-8") for file in source.project if not torch}
     locks = {file.name: file for file in (*source.locks, *source.recipe) if file.name in script}
     texts |= {name: file.path.read_text(encoding="utf-8") for name, file in locks.items()}
+    image = facts.container["image"] if facts.container else ""
     request = {
-        "id": json_digest(
-            (script, texts, base.path, base.version, *([facts.container] if facts.container else [])), 16
-        ),
+        "id": json_digest((script, texts, base.path, base.version, facts.processor, image), 16),
         "container": facts.container,
         "python": base.path,
         "script": script,

@@ -26,11 +26,13 @@ SIOCGIFADDR: Final = 0x8915
 
 
 def describe_machine(root: Path) -> dict[str, Any]:
-    """Return the machine as data: `host`, `gpus` (`list_gpus`), `gpu_problem`, and `free_gb` of the disk of `root`."""
+    """Return the machine as data: `host`, `processor` (such as x86_64), `gpus` (`list_gpus`), `gpu_problem`, and `free_gb`
+    of the disk of `root`."""
     devices, problem = list_gpus()
     existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
     free = shutil.disk_usage(existing).free / 1e9
-    return {"host": socket.gethostname(), "gpus": devices, "gpu_problem": problem, "free_gb": free}
+    names = {"host": socket.gethostname(), "processor": os.uname().machine}
+    return {**names, "gpus": devices, "gpu_problem": problem, "free_gb": free}
 
 
 def list_gpus() -> tuple[list[dict[str, Any]], str]:
