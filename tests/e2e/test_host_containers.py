@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ WORK = """
 import json, os, pathlib, sys, time
 import launch_train.metrics
 facts = {"uid": os.getuid(), "id": pathlib.Path("/etc/image").read_text(), "folder": os.getcwd()}
-facts["path"] = os.environ["PATH"]
+facts |= {"path": os.environ["PATH"], "modules": os.environ["PYTHONPATH"], "groups": os.getgroups()}
 facts |= {"place": os.environ["PLACE"], "data": os.listdir("/mnt/data"), "cuda": os.environ["CUDA_VISIBLE_DEVICES"]}
 print("facts", json.dumps(facts), flush=True)
 for step in range(int(sys.argv[1]) * 5):
@@ -58,6 +59,8 @@ class ContainerHost:
 
     def containers(self) -> list[str]:
         """Return Docker's containers of launch."""
+        if self.runtime != "docker":
+            return []
         words = [str(self.server.programs / "docker"), "ps", "--all", "--quiet", f"--filter=label={RUN_LABEL}"]
         output: str = subprocess.run(words, capture_output=True, text=True, check=True).stdout
         return output.split()
@@ -71,7 +74,9 @@ class ContainerHost:
 def image(containers: Running, tmp_path_factory: pytest.TempPathFactory) -> str:
     """An image in the registry, with a file that tells it from this machine."""
     folder = tmp_path_factory.mktemp("image")
-    (folder / "Dockerfile").write_text(f"FROM {containers.base}\nRUN echo yes > /etc/image && mkdir -p /mnt/data\n")
+    (folder / "Dockerfile").write_text(
+        f"FROM {containers.base}\nRUN echo yes > /etc/image && mkdir -p /mnt/data\nENV PYTHONPATH=/etc\n"
+    )
     name, environ = f"{containers.registry}/lab/python:1", {**os.environ, **containers.environ, "DOCKER_BUILDKIT": "0"}
     for words in (
         ["build", "--quiet", "--tag", name, str(folder)],
@@ -97,6 +102,7 @@ def host(
         folder.mkdir()
     (project / "work.py").write_text(WORK)
     (data / "tokens.bin").touch()
+    (tmp_path / "scratch").mkdir()
     monkeypatch.chdir(project)
     with a_host(tmp_path, monkeypatch, python=sys.executable, sends_trainer=True) as server:
         if request.param == "docker":
@@ -106,11 +112,11 @@ def host(
             server.program("docker", "exit 1")
             # As root without all capabilities, Apptainer needs a namespace of its own.
             server.program("apptainer", f'APPTAINER_USERNS=1 exec {shutil.which("apptainer")} "$@"')
-        flags = ["--container", image, "--mount", f"{data}:/mnt/data"]
+        (server.home / "scratch").symlink_to(tmp_path / "scratch")
+        flags = ["--container", image, "--mount", f"{data}:/mnt/data", "--output", "~/scratch/runs"]
         host = ContainerHost(server, request.param, image, flags)
         yield host
-    if request.param == "docker":
-        assert host.containers() == []
+    assert host.containers() == []
 
 
 def unpacked(containers: Running, image: str, factory: pytest.TempPathFactory) -> str:
@@ -126,9 +132,9 @@ def unpacked(containers: Running, image: str, factory: pytest.TempPathFactory) -
     return str(folder)
 
 
-def facts_of(host: ContainerHost) -> Mapping[str, object]:
+def facts_of(host: ContainerHost) -> Mapping[str, Any]:
     line = next(line for line in host.output().splitlines() if "facts {" in line)
-    facts: Mapping[str, object] = json.loads(line.partition("facts ")[2])
+    facts: Mapping[str, Any] = json.loads(line.partition("facts ")[2])
     return facts
 
 
@@ -142,11 +148,13 @@ def test_a_job_runs_in_the_container_and_its_rows_are_in_the_run_folder(host: Co
     assert facts["data"] == ["tokens.bin"]
     assert facts["folder"] == f"{home}/launch/work/{job['id']}/workspace"
     assert str(facts["path"]).startswith(f"{home}/launch/work/{job['id']}/bin:")
+    assert host.runtime != "docker" or str(facts["modules"]).endswith(":/etc")  # of the image
+    assert {*facts["groups"]} >= {*os.getgroups()}
     assert str(sys.prefix) not in str(facts["path"])
     assert job["container"]["runtime"] == host.runtime
     pinned = host.image if host.runtime == "apptainer" else f"{host.image.rpartition(':')[0]}@sha256:"
     assert job["container"]["image"].startswith(pinned)
-    (run,) = home.glob("launch/runs/*")
+    (run,) = home.glob("scratch/runs/*")  # behind a link
     (start,) = read_run(LocalFolder(run)).starts
     assert len(start.rows.times) == 5
     again = launch(*host.words(1), "--new")
@@ -154,7 +162,8 @@ def test_a_job_runs_in_the_container_and_its_rows_are_in_the_run_folder(host: Co
 
 
 def test_a_killed_client_and_supervisor_leave_no_second_job(host: ContainerHost) -> None:
-    """With Docker the container runs on: the next start removes it. Apptainer's ends."""
+    """With Docker the container runs on, without a lock: a start of the run removes it, also one without a container.
+    Apptainer's ends."""
     client = started(*host.words(60))
     wait_until(lambda: "facts" in host.output())
     client.kill()
@@ -162,18 +171,29 @@ def test_a_killed_client_and_supervisor_leave_no_second_job(host: ContainerHost)
     inside = nodes(host) if host.runtime == "docker" else []
     kill([pid for pid in processes_of(host.server) if pid not in inside])
     wait_until(lambda: nodes(host) == inside)
-    before = host.containers() if host.runtime == "docker" else []
-    client = started(*host.words(60))
-    wait_until(lambda: host.output().count("facts") == 2)
-    if host.runtime == "docker":
-        (after,) = host.containers()
-        assert before
-        assert before != [after]
+    assert len(host.containers()) == (host.runtime == "docker")
+    words = host.words(60)
+    client = started(*(words[:4] if host.runtime == "docker" else words))
+    wait_until(lambda: len(list(host.server.home.glob("launch/jobs/*"))) == 2 and nodes(host) not in ([], inside))
+    assert host.containers() == []
     assert len(nodes(host)) == 1
     assert launch("cancel", f"{NAME}:tiny").returncode == 0
     client.communicate(timeout=60)
     assert client.returncode
     assert not nodes(host)
+
+
+def test_a_run_whose_supervisor_was_killed_is_said_to_have_ended_only_without_a_container(host: ContainerHost) -> None:
+    client = started(*host.words(60))
+    wait_until(lambda: "facts" in host.output())
+    client.kill()
+    client.communicate()
+    inside = nodes(host) if host.runtime == "docker" else []
+    kill([pid for pid in processes_of(host.server) if pid not in inside])
+    wait_until(lambda: nodes(host) == inside)
+    wait_until(lambda: "supervisor was killed" in launch("status", f"{NAME}:tiny").stdout)
+    assert not nodes(host)
+    assert host.containers() == []
 
 
 def nodes(host: ContainerHost) -> list[int]:
@@ -216,7 +236,7 @@ def test_packages_are_installed_beside_the_image(host: ContainerHost, monkeypatc
     root = host.server.home / "launch"
     root.mkdir()
     look = {"pythons": ["python9", "python3"], "probe": ["-c", "print([[3, 11], {}, []])"], "gpus": 0, "slurm": False}
-    container = provide_container(root, {"image": host.image, "mounts": [], **look})
+    container = provide_container(root, {"image": host.image, "mounts": [], **look}, "")
     (python,) = container.pop("pythons")
     assert python["answer"] == [[3, 11], {}, []]
     request = {"id": "a", "python": python["path"], "files": {"x.txt": "hello"}, "secrets": {"TOKEN": "t"}}
@@ -247,8 +267,8 @@ def test_an_account_that_may_not_use_docker_is_told_what_to_do(tmp_path: Path, m
     docker.write_text("#!/bin/sh\necho 'docker: permission denied while trying to connect' >&2\nexit 1\n")
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RefusedError, match="Docker can't be used: permission denied") as refused:
-        choose_runtime("", is_slurm=False)
+    with pytest.raises(RefusedError, match="Docker can't be used: docker version: permission denied") as refused:
+        choose_runtime("", "", is_slurm=False)
     assert refused.value.fix == "sudo usermod -aG docker $USER"
     with pytest.raises(RefusedError, match=r"Apptainer, which runs an image from a file, is not installed"):
-        choose_runtime("/images/x.sif", is_slurm=False)
+        choose_runtime("/images/x.sif", "", is_slurm=False)

@@ -14,7 +14,7 @@ import pytest
 from tests.remote.hosts import NAME, a_host, launch
 from tests.slurm.cluster import SlurmCluster, a_cluster
 from tests.slurm.conftest import APPTAINER, IMAGES, PYXIS
-from tests.slurm.test_slurm import output
+from tests.slurm.test_slurm import jobs_on, output
 from tests.ssh.server import SshServer
 
 JOB = """
@@ -60,13 +60,19 @@ def login(cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         yield server
 
 
+def cpu(image: str) -> list[str]:
+    """Return the words of a job without GPUs: those of the cluster are none for Enroot."""
+    return ["--cpu"] if image.endswith(".sqsh") else []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("image", IMAGES)
 def test_a_job_runs_in_a_container(login: SshServer, image: str) -> None:
-    ran = launch("slurm", "job.yaml", "--on", NAME, "--container", image, "--mount", str(Path.cwd()))
+    ran = launch("slurm", "job.yaml", "--on", NAME, "--container", image, "--mount", str(Path.cwd()), *cpu(image))
     assert ran.returncode == 0, ran.stderr + output(login)
     assert "facts True" in output(login)
-    assert "workspace 0" in output(login)
+    assert jobs_on(login)[0]["container"]["runtime"] == ("pyxis" if image.endswith(".sqsh") else "apptainer")
+    assert f"workspace {'' if cpu(image) else 0}\n" in output(login)
     bad = launch("slurm", "job.yaml", "--on", NAME, "--container", image, "--mount", "/nonexistent", "--new")
     assert "/nonexistent does not exist here" in bad.stderr
 
@@ -75,7 +81,7 @@ def test_a_job_runs_in_a_container(login: SshServer, image: str) -> None:
 @pytest.mark.parametrize("image", IMAGES)
 def test_a_cancelled_job_in_a_container_ends(cluster: SlurmCluster, login: SshServer, image: str) -> None:
     Path("slow").touch()
-    ran = launch("slurm", "job.yaml", "--on", NAME, "--container", image, "--detach")
+    ran = launch("slurm", "job.yaml", "--on", NAME, "--container", image, "--detach", *cpu(image))
     assert ran.returncode == 0, ran.stderr
     until = time.monotonic() + 60
     while "facts" not in output(login):

@@ -83,7 +83,7 @@ def launch_on_host(
             f"{host} is a Colab runtime, which has no Slurm", f"Run it there without: launch on {host} SPEC"
         )
     entry, cluster = hosts.entry(host), inputs.spec.slurm if options.slurm else Slurm()
-    python = options.python or entry.python or ""
+    python = options.python or (entry.python if not options.container else None) or ""
     container: dict[str, object] = {}
     if image := options.container or cluster.container or entry.container:
         container = {"image": image, "mounts": [*(options.mount or cluster.mounts or entry.mounts)]}

@@ -62,7 +62,8 @@ def answer_to(operation: str, request: dict[str, Any], root: Path) -> Any:
         case "clean":
             answer = cleaning.remove_unneeded(root, request["trainer"], dry_run=request["dry_run"])
         case "container":
-            answer = container.provide_container(root, request)
+            srun_help = slurm.slurm("srun", "--help", check=False) if request["slurm"] else ""
+            answer = container.provide_container(root, request, srun_help)
         case "environment":
             answer = {"python": environment.make_environment(root, request)}
         case "describe":

@@ -14,36 +14,52 @@ import re
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from launch_train.common import contract
 from launch_train.host.errors import RefusedError
 
 PYXIS: Final = "pyxis"
 APPTAINER: Final = ("apptainer", "singularity")
 """Names of one program."""
-CLIENT: Final = ("DOCKER_", "APPTAINER_", "SINGULARITY_")
-"""Beginnings of the variables of this machine that Docker's and Apptainer's programs read."""
+CLIENT: Final[Mapping[str, tuple[str, ...]]] = {
+    "docker": ("DOCKER_",),
+    **dict.fromkeys(APPTAINER, ("APPTAINER_", "SINGULARITY_")),
+}
+"""Beginnings of the variables of this machine that each program reads."""
 OF_MACHINE: Final = frozenset({"PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "LANG", "LC_ALL"})
 """Variables of a login that mean nothing in a container."""
 RUN_LABEL: Final = "launch-run"
 ANSWER_SECONDS: Final = 60.0
+REMOVE_SECONDS: Final = 90.0
+"""A Docker engine that is being updated is back by then."""
 NO_PYTHON: Final = 98
-LOOK: Final = f"""for each in {{}}; do python=$(command -v "$each") && break; done
-[ "$python" ] || exit {NO_PYTHON}; echo "$python"; exec "$python" "$0" "$@\""""
+LOOK: Final = f"""is_new='import sys; sys.exit(sys.version_info < (3, 10))'
+for each in {{}}; do
+  python=$(command -v "$each") && "$python" -c "$is_new" 2>/dev/null && echo "$python" && exec "$python" -s "$0" "$@"
+done
+exit {NO_PYTHON}"""
 """Looks for a Python in a container, and lets it answer the probe in the script's arguments."""
+INSIDE: Final = """for name in $LAUNCH_NAMES; do
+  eval "value=\\$LAUNCHENV_$name old=\\${$name-}"
+  case $name in PATH | PYTHONPATH | LD_LIBRARY_PATH) value="$value${old:+:$old}" ;; esac
+  export "$name=$value" && unset "LAUNCHENV_$name"
+done
+unset LAUNCH_NAMES; exec "$0" "$@\""""
+"""Sets a job's variables in a container, where an image may have set them too, and adds its folders to the image's."""
 
 
-def provide_container(root: Path, request: Mapping[str, Any]) -> dict[str, Any]:
+def provide_container(root: Path, request: Mapping[str, Any], srun_help: str) -> dict[str, Any]:
     """Return the container for the jobs of a request: `runtime`, the exact `image`, `mounts`; and `pythons`, as
     `environment.probe_pythons` does, with the first of its candidates that the image has. An image that is not here is
     pulled.
 
     The request has `image` (a path of this machine, or HOST/NAME:TAG), `mounts` (SOURCE or SOURCE:TARGET), `pythons`,
-    `probe`, `gpus`, and `slurm`: the container runs on a cluster's nodes. Pyxis starts none on a login node; its
-    `pythons` is empty.
+    `probe`, `gpus`, and `slurm`: the container runs on a cluster's nodes, whose srun prints `srun_help`. Pyxis starts
+    none on a login node; its `pythons` is empty.
 
     Raises RefusedError: no program runs containers, or the image is not available or has no Python.
     """
@@ -52,39 +68,35 @@ def provide_container(root: Path, request: Mapping[str, Any]) -> dict[str, Any]:
     for place in filter(None, (path, *(mount.partition(":")[0] for mount in request["mounts"]))):
         if not os.path.exists(os.path.expanduser(place)):  # noqa: PTH110, PTH111
             raise RefusedError(f"{place} does not exist here", "Name a path on the host, or an image: HOST/NAME:TAG")
-    container: dict[str, Any] = {"runtime": choose_runtime(path, is_slurm=is_slurm), "image": path or image}
+    container: dict[str, Any] = {"runtime": choose_runtime(path, srun_help, is_slurm=is_slurm), "image": path or image}
     container["mounts"] = [os.path.expanduser(mount) for mount in request["mounts"]]  # noqa: PTH111
     if container["runtime"] == PYXIS:
         return {**container, "pythons": []}
-    if container["runtime"] == "docker":  # a rootless engine maps its root to the account
-        is_rootless = "rootless" in output_of("docker", "info", "--format={{.SecurityOptions}}")
-        container["user"] = "0:0" if is_rootless else f"{os.getuid()}:{os.getgid()}"
     if not path:
         container["image"] = pull_image(root, container["runtime"], image)
-    look = LOOK.format(shlex.join(request["pythons"]))
+    look = LOOK.format(shlex.join(map(os.path.expanduser, request["pythons"])))
     words, env = contained(container, ["sh", "-c", look, *request["probe"]], {}, root, Path("/"), gpus=request["gpus"])
     ran = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if ran.returncode == NO_PYTHON:
-        raise RefusedError(f"{image} has no Python", "Name an image that has one, or its place in this: --python PATH")
+        raise RefusedError(f"{image} has no Python 3.10 or later", "Name its place in the image: --python PATH")
     lines = ran.stdout.splitlines()
     if ran.returncode or len(lines) < 2:
-        raise RefusedError(f"{image} can't be run: {last_line(ran.stderr or ran.stdout)}", "")
+        raise RefusedError(f"{image} can't be run: {last_line(ran.stderr or ran.stdout)}")
     return {**container, "pythons": [{"path": lines[0], "answer": json.loads(lines[-1])}]}
 
 
-def choose_runtime(path: str, *, is_slurm: bool) -> str:
+def choose_runtime(path: str, srun_help: str, *, is_slurm: bool) -> str:
     """Return the program that runs an image; `path`: of an image in a file or folder. Raises RefusedError."""
-    if is_slurm and (not path or path.endswith(".sqsh")):
-        with suppress(RefusedError):
-            if "--container-image" in output_of("bash", "-lc", "srun --help"):
-                return PYXIS
+    if "--container-image" in srun_help and (not path or path.endswith(".sqsh")):
+        return PYXIS
     problem = "Docker is not installed"
     if not path and not is_slurm and shutil.which("docker"):
-        words = ["docker", "version", "--format={{.Server.Version}}"]
-        ran = subprocess.run(words, capture_output=True, text=True, check=False)
-        if not ran.returncode:
+        try:
+            output_of("docker", "version", "--format={{.Server.Version}}", seconds=ANSWER_SECONDS)
+        except RefusedError as error:
+            problem = f"Docker can't be used: {error}"
+        else:
             return "docker"
-        problem = f"Docker can't be used: {last_line(ran.stderr)}"
     for program in APPTAINER:
         if shutil.which(program):
             return program
@@ -104,7 +116,13 @@ def pull_image(root: Path, runtime: str, image: str) -> str:
     if runtime == "docker":
         look = ("docker", "image", "inspect", "--format={{json .}}", image)
         if subprocess.run(look, capture_output=True, check=False).returncode:
-            output_of("docker", "pull", "--quiet", image)
+            output_of(
+                "docker",
+                "pull",
+                "--quiet",
+                image,
+                fix=f"If it is private, on the host: docker login {image.partition('/')[0]}",
+            )
         facts = json.loads(output_of(*look))
         return image if "@" in image else str([*facts["RepoDigests"], facts["Id"]][0])
     name = re.sub(r"[^A-Za-z0-9.]+", "-", image.rpartition("/")[2])[:40]
@@ -113,16 +131,21 @@ def pull_image(root: Path, runtime: str, image: str) -> str:
     with Path(f"{file}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not file.exists():
-            output_of(runtime, "pull", "--force", f"{file}.part", f"docker://{image}")
+            fix = f"If it is private, on the host: {runtime} registry login docker://{image.partition('/')[0]}"
+            output_of(runtime, "pull", "--force", f"{file}.part", f"docker://{image}", fix=fix)
             Path(f"{file}.part").rename(file)
     return str(file)
 
 
-def output_of(*argv: str) -> str:
-    """Run a program and return its output. Raises RefusedError with its last line."""
-    ran = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+def output_of(*argv: str, fix: str = "", seconds: float | None = None) -> str:
+    """Run a program for at most `seconds` and return its output. Raises RefusedError with its last line, and `fix`."""
+    try:
+        ran = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RefusedError(f"{argv[0]} {argv[1]} does not answer") from error
     if ran.returncode:
-        fix = "Of a private image: log in to its registry, on the host (docker login HOST, apptainer registry login)."
         raise RefusedError(f"{argv[0]} {argv[1]}: {last_line(ran.stderr)}", fix)
     return ran.stdout
 
@@ -130,7 +153,10 @@ def output_of(*argv: str) -> str:
 def last_line(text: str) -> str:
     """Return a program's last line, without colours."""
     lines = (line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines())
-    *_, last = ["no output", *(line for line in lines if line and not line.startswith("See 'docker "))]
+    *_, last = [
+        "no output",
+        *(line for line in lines if line and not line.startswith(("See 'docker ", "Run 'docker "))),
+    ]
     return re.sub(r"^((docker|FATAL|ERROR|Error response from daemon)\s*:\s*)+", "", last)
 
 
@@ -153,30 +179,37 @@ def contained(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line that runs `argv` in a container, and its environment.
 
-    `variables`: what the processes get besides the image's own; their PATH comes before the image's. `folder`: where
-    they start; `places`: further folders that they see. `label`: what `remove_containers` finds it by. `stdin`: they
-    read this program's.
+    `variables`: what the processes get besides the image's own (`INSIDE`). `folder`: where they start; `places`:
+    further folders that they see. `label`: what `remove_containers` finds it by. `stdin`: they read this program's.
+
+    Raises RefusedError: a folder can't be seen in it.
     """
-    home = os.path.expanduser("~")  # noqa: PTH111 - it is a text
-    variables = {"HOME": home, **variables}
-    binds = binds_of(container, root, places)
-    inside = ["sh", "-c", 'export PATH="${0:+$0:}$PATH"; exec "$@"', variables.get("PATH", ""), *argv]
-    client = {name: value for name, value in os.environ.items() if name == "PATH" or name.startswith(CLIENT)}
-    if container["runtime"] in APPTAINER:
-        words = [container["runtime"], "--quiet", "exec", "--home", home, "--pwd", str(folder)]
-        words += [word for bind in binds for word in ("--bind", bind)] + ["--nv"] * bool(gpus)
-        return [*words, container["image"], *inside], {**variables, **client}
-    words = ["docker", "run", "--rm", "--network=host", "--ipc=host", f"--user={container['user']}"]
-    words += [f"--workdir={folder}", "--entrypoint="]
-    for bind in binds:
-        source, _, target = bind.partition(":")
+    home, runtime = os.path.expanduser("~"), container["runtime"]  # noqa: PTH111 - it is a text
+    variables = {"HOME": home, "PYTHONNOUSERSITE": "1", **variables}  # the host's own packages are not the image's
+    env = {f"LAUNCHENV_{name}": value for name, value in variables.items()} | {"LAUNCH_NAMES": " ".join(variables)}
+    client = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "XDG_RUNTIME_DIR")}
+    client |= {name: value for name, value in os.environ.items() if name.startswith(CLIENT[runtime])}
+    inside = [container["image"], "sh", "-c", INSIDE, *argv]
+    if runtime in APPTAINER:
+        words = [runtime, "--quiet", "exec", "--home", home, "--pwd", str(folder)]
+        words += [f"--bind={source}:{target}" for source, target in binds_of(container, root, places)]
+        return [*words, *["--nv"] * bool(gpus), *inside], {**env, **client}
+    words = ["docker", "run", "--rm", "--network=host", "--ipc=host", f"--workdir={folder}", "--entrypoint="]
+    if "rootless" in output_of("docker", "info", "--format={{.SecurityOptions}}", seconds=ANSWER_SECONDS):
+        words += ["--user=0:0"]  # which such an engine maps to the account
+    else:
+        words += [f"--user={os.getuid()}:{os.getgid()}", *(f"--group-add={group}" for group in os.getgroups())]
+    for source, target in binds_of(container, root, places):
         words.append(f"--mount=type=bind,source={source},target={target}")
-    words += [f"--env={name}" for name in variables if name != "PATH"]
+    words += [f"--env={name}" for name in env]
     words += ["--gpus=all"] * bool(gpus) + ["--interactive"] * stdin
     if Path("/dev/infiniband").is_dir():
         words += ["--device=/dev/infiniband", "--ulimit=memlock=-1"]  # RDMA pins memory
-    words += [f"--label={RUN_LABEL}={label}"] if label else []
-    return [*words, container["image"], *inside], {**variables, **client}
+    if label:
+        words += [f"--label={RUN_LABEL}={label}"]
+        mark_of(root, label).parent.mkdir(parents=True, exist_ok=True)
+        mark_of(root, label).touch()
+    return [*words, *inside], {**env, **client}
 
 
 def pyxis_options(job: Mapping[str, Any], root: Path) -> list[str]:
@@ -191,21 +224,49 @@ def pyxis_options(job: Mapping[str, Any], root: Path) -> list[str]:
     registry, slash, name = image.partition("/")
     if slash and registry and (registry == "localhost" or "." in registry or ":" in registry):
         image = f"{registry}#{name}"
-    mounts = ",".join(binds_of(container, root, [str(job["folder"])]))
+    mounts = ",".join(f"{source}:{target}" for source, target in binds_of(container, root, [str(job["folder"])]))
     return [f"--container-image={image}", f"--container-mounts={mounts}", f"--container-workdir={root}"]
 
 
-def binds_of(container: Mapping[str, Any], root: Path, places: Iterable[str]) -> list[str]:
-    """Return the folders that a container sees, as SOURCE:TARGET."""
-    folders = [os.path.expanduser("~"), os.path.realpath(root), *places]  # noqa: PTH111 - it is a text
-    binds = [f"{folder}:{folder}" for folder in dict.fromkeys(folders) if folder.startswith("/")]
-    return binds + [mount if ":" in mount else f"{mount}:{mount}" for mount in container["mounts"]]
+def binds_of(container: Mapping[str, Any], root: Path, places: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the folders that a container sees, each with its place there: the home folder, and those to which links in
+    it may lead. Raises RefusedError: a path can't be told to a container."""
+    home = os.path.expanduser("~")  # noqa: PTH111 - it is a text
+    paths = [os.path.expanduser(place) for place in (home, str(root), *places)]  # noqa: PTH111
+    folders = [os.path.realpath(path) for path in paths if path.startswith("/")]
+    folders += [path for path in paths if path.startswith("/") and (path == home or not path.startswith(f"{home}/"))]
+    if wrong := [folder for folder in folders if ":" in folder or "," in folder]:
+        raise RefusedError(f"a container can't see {wrong[0]}: a colon or comma is in its name")
+    binds = [(folder, folder) for folder in sorted({*folders})]
+    pairs = (mount.partition(":") for mount in container["mounts"])
+    return binds + [(source, target or source) for source, _, target in pairs]
 
 
-def remove_containers(job: Mapping[str, Any], label: str) -> None:
-    """Remove a job's containers in Docker by their label: one whose client was killed would run on."""
-    if is_in_container(job) and job["container"]["runtime"] == "docker":
-        with suppress(RefusedError):
-            ids = output_of("docker", "ps", "--all", "--quiet", f"--filter=label={RUN_LABEL}={label}").split()
-            if ids:
-                output_of("docker", "rm", "--force", *ids)
+def mark_of(root: Path, label: str) -> Path:
+    """Return the file that exists from the start of a container in Docker until it is known to have gone."""
+    return root / "containers" / label.replace("/", "-")
+
+
+def remove_containers(root: Path, label: str, grace: float = contract.NOTICE_SECONDS) -> bool:
+    """Remove what is left of the containers in Docker with a label, and return whether one still ran: its client may
+    have been killed, or its engine restarted. `grace`: seconds in which its processes may save.
+
+    Raises RefusedError: Docker does not answer for REMOVE_SECONDS, so that it may run on.
+    """
+    mark = mark_of(root, label)
+    until, is_left, stop = time.monotonic() + REMOVE_SECONDS, False, ("stop", f"--time={grace:.0f}")
+    while mark.exists():
+        try:
+            words = ("docker", "ps", "--all", "--quiet", f"--filter=label={RUN_LABEL}={label}")
+            if ids := output_of(*words, seconds=ANSWER_SECONDS).split():
+                is_left = True
+                output_of("docker", *stop, *ids, seconds=ANSWER_SECONDS)
+                stop = ("rm", "--force")
+            else:
+                mark.unlink(missing_ok=True)
+        except RefusedError as error:
+            if time.monotonic() > until:
+                raise RefusedError(f"a container of the run may still run: {error}", "Start Docker there.") from error
+            is_left = True
+            time.sleep(1.0)
+    return is_left

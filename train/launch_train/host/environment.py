@@ -8,16 +8,19 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial, reduce
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from launch_train.common.scratch import temporary_folder
-from launch_train.host.container import OF_MACHINE, contained
+from launch_train.host.container import OF_MACHINE, contained, remove_containers
 from launch_train.host.errors import RefusedError
 from launch_train.host.job import KEPT
 
@@ -81,9 +84,12 @@ def make_environment(root: Path, request: Mapping[str, Any]) -> str:
         if not (venv / COMPLETE).exists():
             Path(f"{venv}.log").unlink(missing_ok=True)
             try:
-                run = partial(run_script, root=root, container=request.get("container"))
+                label = f"{os.getuid()}/venv/{request['id']}"
+                remove_containers(root, label)  # of a start that was killed: it would install there too
+                run = partial(run_script, root=root, container=request.get("container"), label=label)
                 create_venv(str(request["python"]), venv, run)
                 install_packages(venv, request, run)
+                remove_containers(root, label)
                 (venv / COMPLETE).write_text(json.dumps({"python": request["python"], "script": request["script"]}))
             except OSError as error:
                 shutil.rmtree(venv, ignore_errors=True)
@@ -117,13 +123,13 @@ def create_venv(python: str, venv: Path, run: Callable[..., str]) -> None:
 def install_packages(venv: Path, request: Mapping[str, Any], run: Callable[..., str]) -> None:
     """Install the packages of a request into its environment. Raises RefusedError with the installer's reason."""
     secrets: Mapping[str, str] = request["secrets"]
-    env = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_PROGRESS_BAR": "off", "PIP_NO_INPUT": "1", **secrets}
+    env = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_PROGRESS_BAR": "off", "PIP_NO_INPUT": "1"}
     env |= {"PYTHON": str(request["python"]), "VENV": str(venv)}
     log = Path(f"{venv}.log")
     with temporary_folder("environment") as folder:
         for name, text in request["files"].items():
             Path(folder, name).write_text(text, encoding="utf-8")
-        if failure := run(str(request["script"]), Path(folder), env, log, [*secrets.values()]):
+        if failure := run(str(request["script"]), Path(folder), env, log, secrets):
             fix = f"The whole output, on the host: {log}\nOr name a Python that has the packages: --python PATH"
             raise RefusedError(f"the packages can't be installed: {failure}", fix)
 
@@ -133,32 +139,40 @@ def run_script(
     folder: Path,
     env: Mapping[str, str],
     log: Path,
-    secrets: Sequence[str] = (),
+    secrets: Mapping[str, str] = MappingProxyType({}),
     *,
     root: Path,
     container: Mapping[str, Any] | None,
+    label: str,
 ) -> str:
-    """Run a script of `sh`, in a container if there is one, with its output, without the secrets, in a file; return why
-    it failed (empty: it did not)."""
+    """Run a script of `sh` with the variables `env` and `secrets`, in a container if there is one, which gets the
+    label; its output, without the secrets, goes to a file. Return why it failed (empty: it did not)."""
     lines = deque[str](maxlen=100)
-    words = ["sh", "-c", script]
+    # Secrets come by its input: Docker keeps a container's variables in a file.
+    words = ["sh", "-c", 'eval "$(cat)"; exec sh -c "$0" </dev/null', script]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | dict(env)
     if container:
         variables = {name: os.environ[name] for name in KEPT - OF_MACHINE if name in os.environ} | dict(env)
-        words, variables = contained(container, words, variables, root, folder, places=[str(folder)])
+        words, variables = contained(
+            container, words, variables, root, folder, places=[str(folder)], label=label, stdin=True
+        )
     process = subprocess.Popen(
         words,
         cwd=folder,
         env=variables,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
     )
+    assert process.stdin  # noqa: S101 - it is a pipe
+    with suppress(BrokenPipeError):
+        process.stdin.write("".join(f"export {name}={shlex.quote(value)}\n" for name, value in secrets.items()))
+        process.stdin.close()
     with process, log.open("a", encoding="utf-8") as output:
         for text in process.stdout or ():
-            line = reduce(lambda line, secret: line.replace(secret, "***"), secrets, text)
+            line = reduce(lambda line, secret: line.replace(secret, "***"), secrets.values(), text)
             lines.append(line.strip())
             output.write(line)
             output.flush()

@@ -151,9 +151,9 @@ def supervise_node(
         secrets_file = open_in_memory(json.dumps(secrets))
         variables[contract.SECRETS_FILE] = "0" if job.get("container") else str(secrets_file)
         os.dup2(secrets_file, 0, inheritable=True) if job.get("container") else None
-    label = f"{os.getuid()}/{job['run']}/{rank}"
+    label = container_label(job)
+    container.remove_containers(root, label)  # of an earlier start that was killed: this one has the run's lock
     argv, env = node_command(root, job, workdir, argv, visible | variables, label)
-    container.remove_containers(job, label)  # of an earlier start that was killed: this one has the run's lock
     os.chdir(workdir)
     for handle in (lock, *locks):  # the node may outlive a killed supervisor by the time of its save
         os.set_inheritable(handle, True)
@@ -170,7 +170,10 @@ def supervise_node(
     os.write(pipe, b"{}")
     os.close(pipe)
     code, stopped = wait_or_stop(child, folder, began + float(job["hours"]) * 3600, stops)
-    container.remove_containers(job, label)
+    with suppress(RefusedError):  # then the next start of the run is refused
+        is_left = container.remove_containers(root, label, grace=0)
+        if is_left and code and not stopped:  # Docker has failed, not the job
+            stopped = "interrupted"
     end = {"code": code, "stopped": stopped, "seconds": time.monotonic() - began, "time": time.time()}
     with (folder / RESERVED).open("r+b") as file:  # the disk may be full by now
         file.write(json.dumps(end).encode())
@@ -247,6 +250,11 @@ def placed_command(job: Mapping[str, Any]) -> tuple[list[str], dict[str, str], s
     return [placed(word) for word in job["argv"]], {name: placed(value) for name, value in job["env"].items()}, place
 
 
+def container_label(job: Mapping[str, Any]) -> str:
+    """Return the label of a job's container in Docker: that of its run's node, for this account."""
+    return f"{os.getuid()}/{job['run']}/{job.get('rank', 0)}"
+
+
 def node_command(
     root: Path, job: Mapping[str, Any], workdir: Path, argv: list[str], variables: Mapping[str, str], label: str = ""
 ) -> tuple[list[str], dict[str, str]]:
@@ -257,7 +265,8 @@ def node_command(
     kept = KEPT - container.OF_MACHINE if is_contained else KEPT
     env = {name: value for name, value in os.environ.items() if name in kept} | dict(variables)
     env["PATH"] = path_with_python(workdir.parent / "bin", str(job["python"]), env, is_here=not is_contained)
-    env["PYTHONPATH"] = str(root / "trainer" / str(job["trainer"]))
+    trainer = str(root / "trainer" / str(job["trainer"]))
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [trainer, env.get("PYTHONPATH")]))
     installed = workdir.parent / "project"
     if installed.is_dir():
         env[contract.PROJECT] = str(installed)
@@ -310,6 +319,9 @@ def describe_jobs(root: Path, ids: list[str] | None = None) -> list[dict[str, An
             end = None
             with suppress(FileNotFoundError):
                 end = json.loads((folder / name / "end.json").read_bytes())
+            if not is_running and end is None:
+                with suppress(RefusedError):  # then the next start of the run is refused
+                    container.remove_containers(root, container_label(job))
             is_cancelled = (folder / name / "cancel").exists()
             seen = (folder / name / "lock").stat().st_mtime
             jobs.append({**job, "running": is_running, "end": end, "cancelled": is_cancelled, "seen": seen})
@@ -338,12 +350,22 @@ def mark_job(root: Path, name: str, mark: str) -> bool:
     if not (folder / "job.json").exists():
         return False
     (folder / mark).touch()
+    if not is_locked(folder / "lock"):
+        remove_left_container(root, name)
     return True
+
+
+def remove_left_container(root: Path, name: str) -> None:
+    """Remove the container of an ended job whose supervisor was killed. Raises RefusedError."""
+    with suppress(OSError, ValueError):
+        job = json.loads((root / "jobs" / name / "job.json").read_bytes())
+        container.remove_containers(root, container_label(job))
 
 
 def remove_job(root: Path, name: str) -> None:
     """Remove the record of an ended job, with what it left."""
     if not is_locked(root / "jobs" / name / "lock"):
+        remove_left_container(root, name)
         with suppress(OSError, ValueError):  # another job of the run remains, or its folder is in a bucket
             Path(json.loads((root / "jobs" / name / "job.json").read_bytes())["folder"]).expanduser().rmdir()
         shutil.rmtree(root / "jobs" / name, ignore_errors=True)

@@ -26,7 +26,7 @@ SIOCGIFADDR: Final = 0x8915
 
 
 def describe_machine(root: Path) -> dict[str, Any]:
-    """Return the machine as data: `host`, `processor` (such as x86_64), `gpus` (`list_gpus`), `gpu_problem`, and `free_gb`
+    """Return the machine as data: `host`, `processor` (x86_64, …), `gpus` (`list_gpus`), `gpu_problem`, and `free_gb`
     of the disk of `root`."""
     devices, problem = list_gpus()
     existing = next(folder for folder in (root, *root.parents) if folder.is_dir())

@@ -51,6 +51,9 @@ FIRST_PORT, PORTS = 20000, 12000
 KEPT: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TMPDIR", "SLURM_JOB_ID")
 FABRIC: Final = ("NCCL_", "FI_", "UCX_", "GLOO_")
 """Beginnings of the variables by which a cluster sets its network; a job's own win."""
+OF_PYXIS: Final = ("SLURM_", "LAUNCH_", "ENROOT_", "NVIDIA_")
+RANKS: Final = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+"""Pyxis and Enroot set them for images with PyTorch; torchrun sets its own."""
 ENDED: Final = frozenset(
     {
         *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
@@ -67,7 +70,9 @@ RESEND_SECONDS: Final = 3.0
 """Pause before the signal to save is sent again: scancel may have failed, and a node that is starting ignores it."""
 SIGNAL_SECONDS: Final = 10.0
 """Timeout of scancel, which retries for longer while a job is completing, and of sinfo."""
-SRUN_ERROR: Final = re.compile(r"(?:srun: error: |slurmstepd\S*: error: pyxis: )\s*(.*)")
+SRUN_ERROR: Final = re.compile(r"srun: error: (.*)")
+PYXIS_ERROR: Final = re.compile(r"slurmstepd\S*: error: pyxis: (.*)")
+ENROOT_ERROR: Final = re.compile(r"slurmstepd\S*: error: pyxis: +\[ERROR\] (.*)")
 REQUEUE_PAUSES: Final = (1.0, 3.0, 6.0)
 LOGIN_SCRIPT: Final = """unset ${!SQUEUE_@} ${!SCANCEL_@} ${!SACCT_@}; printf '\\002launch\\002\\n'; exec "$0" "$@\""""
 """Of a login shell: its profile may print a text, and set defaults of the user."""
@@ -196,16 +201,21 @@ def submitted_number(text: str) -> int:
 def write_programs(root: Path, folder: Path, job: Mapping[str, Any]) -> None:
     """Write a job's batch script, the program that it calls, and the one that srun starts on each node; of a job in a
     container, only Pyxis starts that inside, where the job's Python is."""
-    trainer = shlex.quote(str(root / "trainer" / str(job["trainer"])))
     container = job.get("container") or {}
+    is_inside = container.get("runtime") == PYXIS
     in_batch = sys.executable if container else str(job["python"])
-    in_node = str(job["python"]) if container.get("runtime") == PYXIS else in_batch
+    in_node = os.path.expanduser(str(job["python"])) if is_inside else in_batch  # noqa: PTH111 - a name on PATH, or ~/…
+    trainer = shlex.quote(str(root / "trainer" / str(job["trainer"])))
+    # Enroot sets another HOME if it maps the account; the image's own modules stay.
+    own = f'export HOME={shlex.quote(str(Path.home()))}; PYTHONPATH="{trainer}${{PYTHONPATH:+:$PYTHONPATH}}"'
     programs = {"script": str(job["script"])}
-    for name, python in (("run", in_batch), ("node", in_node)):
+    for name, python, setting in (
+        ("run", in_batch, f"PYTHONPATH={trainer}"),
+        ("node", in_node, own if is_inside else f"PYTHONPATH={trainer}"),
+    ):
         words = shlex.join([python, "-m", "launch_train.host", str(root)])
-        programs[name] = (
-            f'#!/bin/sh\nunset PYTHONSAFEPATH\nPYTHONPATH={trainer} exec {words} "$1" {shlex.quote(str(job["id"]))}\n'
-        )
+        text = f'{setting}; export PYTHONPATH\nexec {words} "$1" {shlex.quote(str(job["id"]))}\n'
+        programs[name] = f"#!/bin/sh\nunset PYTHONSAFEPATH\n{text}"
     for name, text in programs.items():
         (folder / name).write_text(text, encoding="utf-8")
         (folder / name).chmod(0o755)
@@ -376,8 +386,8 @@ def run_batch(root: Path, name: str) -> int:
     if code and not stopped and not any((root / "work").glob(f"{name}-*")):  # no node has begun
         with suppress(OSError):
             lines = (folder / "output.log").read_text(encoding="utf-8", errors="replace").splitlines()
-            errors = [match[1] for line in lines if (match := SRUN_ERROR.match(line))]
-            end["problem"] = errors[-1] if errors else ""
+            for error in (ENROOT_ERROR, PYXIS_ERROR, SRUN_ERROR):  # the first of one kind says most
+                end["problem"] = end["problem"] or next((match[1] for match in map(error.match, lines) if match), "")
     (folder / ".end").write_text(json.dumps(end), encoding="utf-8")
     (folder / ".end").rename(folder / "end.json")
     # Slurm 24.11 would repeat the requeue of an earlier preemption.
@@ -431,7 +441,9 @@ def run_nodes(
     number, env = os.environ["SLURM_JOB_ID"], {**os.environ, "LAUNCH_HOSTS": ",".join(hosts)}
     if pyxis := pyxis_options(job, folder.parents[1]):  # what a container gets besides the image's variables
         kept = (KEPT_OF_LOGIN - OF_MACHINE) | {"PATH", *KEPT}
-        env = {name: env[name] for name in env if name in kept or name.startswith((*FABRIC, "SLURM_", "LAUNCH_"))}
+        env = {name: env[name] for name in env if name in kept or name.startswith((*FABRIC, *OF_PYXIS))}
+        if int(job["gpus"]):  # else Enroot shows none to an image without these
+            env = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility", **env}
     srun = subprocess.Popen([*words, *pyxis, str(folder / "node"), "node"], env=env, start_new_session=True)
     began, stopped, kill_at = time.monotonic(), "", float("inf")
     written, send_at = 0.0, began
@@ -478,7 +490,11 @@ def run_node(root: Path, name: str) -> None:
     index, start = int(os.environ["SLURM_PROCID"]), os.environ.get("SLURM_RESTART_COUNT", "0")
     argv, variables, _ = placed_command(job)
     is_inside = bool(job.get("container")) and job["container"]["runtime"] == PYXIS  # with the image's variables
-    network = {key: value for key, value in os.environ.items() if is_inside or key.startswith(FABRIC) or key in KEPT}
+    network = {key: value for key, value in os.environ.items() if key.startswith(FABRIC) or key in KEPT}
+    if is_inside:
+        job = {**job, "python": sys.executable}  # as the image's PATH has it
+        own = {key: value for key, value in os.environ.items() if key not in RANKS and not key.startswith(OF_PYXIS)}
+        network = own | network | {"PYTHONNOUSERSITE": "1"}
     if not int(job["gpus"]):
         network["CUDA_VISIBLE_DEVICES"] = ""
     variables[contract.CLUSTER_SPEC] = cluster_spec(variables[contract.CLUSTER_SPEC], index)
