@@ -170,10 +170,8 @@ def supervise_node(
     os.write(pipe, b"{}")
     os.close(pipe)
     code, stopped = wait_or_stop(child, folder, began + float(job["hours"]) * 3600, stops)
-    with suppress(RefusedError):  # then the next start of the run is refused
-        is_left = container.remove_containers(root, label, grace=0)
-        if is_left and code and not stopped:  # Docker has failed, not the job
-            stopped = "interrupted"
+    if outlived_client(root, label) and code and not stopped:
+        stopped = "interrupted"
     end = {"code": code, "stopped": stopped, "seconds": time.monotonic() - began, "time": time.time()}
     with (folder / RESERVED).open("r+b") as file:  # the disk may be full by now
         file.write(json.dumps(end).encode())
@@ -212,6 +210,15 @@ def wait_or_stop(child: Child, folder: Path, until: float, stops: list[int]) -> 
         time.sleep(POLL_SECONDS)
     child.kill()
     return code, ""
+
+
+def outlived_client(root: Path, label: str) -> bool:
+    """Remove what is left of a job's container, and return whether it ran on without its client: not the job has failed
+    then, but Docker."""
+    try:
+        return container.remove_containers(root, label, grace=0)
+    except RefusedError:  # so is the next start of the run
+        return True
 
 
 def lock_run(root: Path, run: str, run_folder: str) -> int:
