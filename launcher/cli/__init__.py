@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from launcher.cli.style import styled
 from launcher.cli.ui import streams
 from launcher.errors import INTERRUPTED, LaunchError
 
@@ -125,7 +126,6 @@ MOST_LINES: Final = 40
 
 def show_error(error: LaunchError) -> None:
     """Print the problem and the hint to stderr."""
-    from launcher.cli.style import styled
     from launcher.cli.ui.text import fitted
 
     hint = first_lines(fitted(error.hint), MOST_LINES // 2) if error.hint else []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Final
 
@@ -95,8 +96,6 @@ def store_tables(texts: Mapping[str, str], environ: Mapping[str, str]) -> PriceT
 def age_days(day: str, now: float) -> int:
     """Return the age of a table of `day` (2026-07-30) at `now` (Unix seconds), in days; negative if this machine's
     clock is behind."""
-    from datetime import UTC, date, datetime
-
     return (datetime.fromtimestamp(now, UTC).date() - date.fromisoformat(day)).days
 
 

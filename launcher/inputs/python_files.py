@@ -6,6 +6,7 @@ from __future__ import annotations
 import posixpath
 import re
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
@@ -43,7 +44,6 @@ def parse_file(file: Path) -> ast.Module:
 def parsed_text(text: bytes) -> ast.Module:
     """Parse a file's content; the same tree for the same content, so nobody may change it."""
     import ast
-    import warnings
 
     with warnings.catch_warnings(action="ignore"):  # Python itself shows them when the file runs
         return ast.parse(text)
@@ -249,7 +249,6 @@ def names_bound(file: Path) -> set[str] | None:
     """Return the names that a module binds; None: any, or this Python can't parse it, and the image's may be newer."""
     import symtable
     import tokenize
-    import warnings
 
     try:
         with tokenize.open(file) as source:

@@ -23,6 +23,7 @@ from launcher.inputs.python_project import dependency_lists, invalid, read_proje
 from launcher.plan.model import LocalProject, Packages, Requirement
 from launcher.plan.recipe import BASE_PYTHON, nearest_python
 from launcher.plan.validate import PACKAGES
+from launcher.spec.secret_detection import known_secret
 
 NAMED: Final = ("torch", "torchvision", "torchaudio", "triton", "xformers", "flash-attn")
 """PyTorch and the packages whose binaries fit one release of it."""
@@ -288,8 +289,6 @@ def check_line(path: Path, number: int, line: str) -> None:
 
     Raises UsageError.
     """
-    from launcher.spec.secret_detection import known_secret
-
     if known_secret(line):
         raise invalid(
             f"{path}: line {number} contains a password or a token, which would stay in the image",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from launch_train.common.config import Data, ExternalModel
 from launch_train.common.loopback import is_loopback
 from launcher.catalog import Catalog, MachineType, Nccl
 from launcher.errors import PlanRefused
@@ -16,9 +16,6 @@ from launcher.plan.recipe import cuda_problem, recipe_of, torch_of, uses_base_to
 from launcher.spec.checks import config_of, custom_functions
 from launcher.spec.models import JobSpec
 from launcher.text import did_you_mean, near, parse_duration
-
-if TYPE_CHECKING:
-    from launch_train.common.config import Data, ExternalModel
 
 RUN_ID = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 PEERED_NETWORK = r"projects/[^/]+/global/networks/[^/]+"
@@ -410,8 +407,6 @@ def check_model(spec: JobSpec, catalog: Catalog) -> None:
     """
     if not spec.run.is_builtin:
         return
-    from launch_train.common.config import ExternalModel
-
     config = config_of(spec.run)
     model = config.model
     if not isinstance(model, ExternalModel):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 import launcher.clock
+from launch_train.common.storage import Storage
 from launcher import catalog
 from launcher.clock import Clock
 from launcher.errors import LaunchError
 from launcher.inputs.gcloud_config import account
-from launcher.jobs.job import IDENTITY_LABEL
+from launcher.jobs.job import IDENTITY_LABEL, Job
+from launcher.runs.attempts import AttemptEntry
 from launcher.runs.context import ENGINE
 from launcher.runs.ledger import Ledger
 from launcher.runs.logs.reader import LogReader
@@ -22,11 +23,6 @@ from launcher.services.compute.backend import Vms
 from launcher.services.compute.client import Compute
 from launcher.services.router import Services
 from launcher.services.vertex import Vertex
-
-if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
-    from launcher.jobs.job import Job
-    from launcher.runs.attempts import AttemptEntry
 
 
 class CloudContext(Struct, frozen=True, kw_only=True):

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import launcher.clock
+from launch_train.common.storage import Storage
+from launcher.clock import Clock
 from launcher.gcp.storage import open_folder, use_errors
-from launcher.jobs.job import LOCAL
+from launcher.jobs.job import LOCAL, Job
 from launcher.runs.attempts import AttemptEnd, AttemptEntry
 from launcher.runs.logs.folder_logs import TextLogReader
+from launcher.runs.logs.line import Line
+from launcher.services.base import Jobs, Listing, Service
 from launcher.services.local.attempts import attempt_numbers, newest_attempt, read_end, read_facts
 from launcher.services.local.run_folder_job import time_of
 from launcher.services.local.service import ThisMachine
-
-if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
-    from launcher.clock import Clock
-    from launcher.jobs.job import Job
-    from launcher.runs.logs.line import Line
-    from launcher.services.base import Jobs, Listing, Service
-
 
 ENGINE: Final = "Compute Engine"
 """Stands for all zones among the regions that could not be read."""

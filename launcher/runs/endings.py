@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import ceil
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -17,6 +17,7 @@ from launcher.errors import (
     UnreachableError,
 )
 from launcher.jobs.job import GONE, Job, command
+from launcher.plan.model import Plan
 from launcher.runs.attempts import (
     RUN_ENDS,
     AttemptEnd,
@@ -26,13 +27,9 @@ from launcher.runs.attempts import (
     is_wait_used_up,
 )
 from launcher.runs.ledger import Ledger
-from launcher.runs.snapshot import job_from_entry, with_request
+from launcher.runs.snapshot import RunSnapshot, job_from_entry, with_request
 from launcher.services.base import GoneError, Jobs
 from launcher.text import exact_duration
-
-if TYPE_CHECKING:
-    from launcher.plan.model import Plan
-    from launcher.runs.snapshot import RunSnapshot
 
 POLL_SECONDS: Final = 2.0
 CANCELLED: Final = Diagnosis(

@@ -6,17 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from launch_train.common.storage import Storage
 from launch_train.common.storage import UnreachableError as FolderUnreachable
-from launch_train.export import FORMATS, Exported, OutputError, TrainError, export, find_checkpoint
+from launch_train.export import FORMATS, Exported, Format, OutputError, TrainError, export, find_checkpoint
 from launch_train.export import UsageError as TrainUsageError
 from launcher.errors import LaunchError, NotAuthorised, UnreachableError, UsageError
 from launcher.gcp.api import status_of
-
-if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
-    from launch_train.export import Format
 
 
 def export_checkpoint(

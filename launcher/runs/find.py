@@ -23,7 +23,7 @@ from launcher.jobs.job import RESOURCE, RUN_ID, RUN_LABEL, Job
 from launcher.plan.binding import NewerFormat
 from launcher.plan.names import default_output
 from launcher.remote.connection import connect_to
-from launcher.runs.context import ENGINE, LocalContext, RunContext
+from launcher.runs.context import ENGINE, LaunchContext, LocalContext, RunContext
 from launcher.runs.ledger import Ledger
 from launcher.runs.on_host import HostContext, host_and_run, remember, remembered_hosts
 from launcher.runs.run_folder import storage_of
@@ -36,7 +36,6 @@ from launcher.text import did_you_mean, near
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launcher.runs.cloud import CloudContext
-    from launcher.runs.context import LaunchContext
 
 RUNS = "runs"
 """The default output of `launch local`, in the current folder."""

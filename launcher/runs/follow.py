@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from launcher.diagnosis import diagnose_end
 from launcher.errors import LaunchError, NotAuthorised, UsageError
+from launcher.jobs.job import Job
 from launcher.plan.binding import NewerFormat
+from launcher.plan.model import Plan
+from launcher.runs.context import LaunchContext
 from launcher.runs.driver import AttemptFailed, AttemptStarted, end_error, is_final
+from launcher.runs.find import FoundRun
 from launcher.runs.ledger import Ledger
 from launcher.runs.run_story import story_of
 from launcher.runs.stored_plan import refusal
 from launcher.runs.submit import RunWatcher, check_output
 from launcher.runs.watch import intervals_of, watch
 from launcher.services import request
-
-if TYPE_CHECKING:
-    from launcher.jobs.job import Job
-    from launcher.plan.model import Plan
-    from launcher.runs.context import LaunchContext
-    from launcher.runs.find import FoundRun
 
 
 def watch_job(

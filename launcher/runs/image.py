@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -16,14 +15,12 @@ from launcher.images.append import OCI, Stamp
 from launcher.images.inspect import contents
 from launcher.images.pipeline import BUILDERS, NO_TIME, ImageBuildRequest
 from launcher.images.registry import Registry, parse
+from launcher.inputs.gather import Inputs
 from launcher.inputs.git import commit
 from launcher.inputs.planning import planned_image
 from launcher.plan.image import BASE_TORCH, check_image_contents
+from launcher.plan.model import Image
 from launcher.plan.placement import choose
-
-if TYPE_CHECKING:
-    from launcher.inputs.gather import Inputs
-    from launcher.plan.model import Image
 
 TITLE = "launch train"
 

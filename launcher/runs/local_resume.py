@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from launch_train import runfolder
 from launch_train.common.config import is_resumable
 from launcher.errors import UsageError
+from launcher.images.source_files import File
 from launcher.plan.binding import NewerFormat, read
+from launcher.plan.model import Plan
 from launcher.runs.find import RUNS, SHOWN, exact_run, is_named, named_runs, run_folders, similar_names
 from launcher.runs.local_progress import read_local_progress
 from launcher.runs.sweep.find import local_points
 from launcher.services import request
 from launcher.services.local.run_folder_job import read_job, shown
 from launcher.text import listed, plural
-
-if TYPE_CHECKING:
-    from launcher.images.source_files import File
-    from launcher.plan.model import Plan
 
 CANDIDATES: Final = 20
 """Number of newest runs that are compared with a plan."""

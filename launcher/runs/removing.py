@@ -10,24 +10,20 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
 from launch_train import runfolder
-from launch_train.common.storage import LocalFolder
+from launch_train.common.storage import LocalFolder, Storage
 from launcher.errors import LaunchError, UsageError
 from launcher.gcp.storage import open_folder, use_errors
 from launcher.runs.cancelling import block_next, release_ended
-from launcher.runs.find import RUNS
+from launcher.runs.find import RUNS, FoundRun
 from launcher.runs.ledger import Ledger, json_field
+from launcher.runs.sweep.find import Sweep
 from launcher.runs.sweep.record import remove_record
 from launcher.services.local.folder_lock import lock_run_folder
-
-if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
-    from launcher.runs.find import FoundRun
-    from launcher.runs.sweep.find import Sweep
 
 DELETERS: Final = 16
 """Objects deleted in parallel."""

@@ -7,19 +7,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from launch_train.export import Exported, Format
 from launch_train.runfolder.starts import RunMetrics
 from launcher.errors import LaunchError, UsageError
 from launcher.gcp.storage import open_folder
-from launcher.images.pipeline import Report
+from launcher.images.pipeline import Builder, Report
 from launcher.inputs.gather import project
 from launcher.inputs.gcloud_config import person
+from launcher.inputs.planning import Plan
 from launcher.jobs.job import Job
+from launcher.plan import model
 from launcher.plan.names import is_of_another
+from launcher.project.model import Check
 from launcher.project.report import lines
 from launcher.runs.attempts import AttemptEntry
 from launcher.runs.cancelling import Cancellation, cancel_run
@@ -43,13 +47,6 @@ from launcher.runs.submit import (
     with_its_own_image,
 )
 from launcher.runs.watch import Note
-
-if TYPE_CHECKING:
-    from launch_train.export import Exported, Format
-    from launcher.images.pipeline import Builder
-    from launcher.inputs.planning import Plan
-    from launcher.plan import model
-    from launcher.project.model import Check
 
 OnEvent = Callable[[RunEvent], None]
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from launch_train import runfolder
-from launch_train.runfolder.starts import read_metrics
+from launch_train.common.storage import Storage
+from launch_train.runfolder.starts import RunMetrics, read_metrics
 from launcher.errors import LaunchError
 from launcher.gcp.storage import open_folder, use_errors
-
-if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
-    from launch_train.runfolder.starts import RunMetrics
 
 ANSWER_SECONDS = 20.0
 """Timeout of one request to the run's folder."""

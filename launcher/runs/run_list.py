@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from launch_train import runfolder
-from launch_train.common.storage import OutputError
+from launch_train.common.storage import OutputError, Storage
 from launcher import catalog
 from launcher.errors import LaunchError, UsageError
 from launcher.gcp.parallel import together
@@ -26,18 +26,15 @@ from launcher.inputs.gcloud_config import person
 from launcher.jobs.job import OWNER_LABEL, SWEEP_LABEL, Job
 from launcher.plan.names import is_owned_by
 from launcher.runs.cloud import open_cloud
-from launcher.runs.context import LocalContext
+from launcher.runs.context import LaunchContext, LocalContext
 from launcher.runs.find import RUNS, FoundRun, all_runs, is_named
 from launcher.runs.local_progress import read_local_progress
-from launcher.runs.metrics.progress import parse_record
+from launcher.runs.metrics.progress import Progress, parse_record
 from launcher.runs.sweep.record import parse_points, record_name
 from launcher.services import request
 from launcher.services.local.run_folder_job import jobs_below
 
 if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
-    from launcher.runs.context import LaunchContext
-    from launcher.runs.metrics.progress import Progress
     from launcher.runs.sweep.find import Sweep
 
 NEWEST: Final = 30

@@ -13,7 +13,7 @@ from launcher.diagnosis.job_end import resume_fix, resumed
 from launcher.diagnosis.output_cause import CauseFinder
 from launcher.errors import LaunchError
 from launcher.gcp.storage import read_errors
-from launcher.runs.attempts import RUN_ENDS
+from launcher.runs.attempts import RUN_ENDS, AttemptEntry
 from launcher.runs.logs.folder_logs import TextLogReader
 from launcher.runs.story import AttemptSummary, cap_usd, live_of, summarize_attempts
 from launcher.services.local.run_folder import start_text
@@ -21,7 +21,6 @@ from launcher.services.local.run_folder import start_text
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
     from launcher.jobs.job import Job
-    from launcher.runs.attempts import AttemptEntry
     from launcher.runs.context import RunContext
     from launcher.runs.find import FoundRun
     from launcher.runs.logs.line import Line

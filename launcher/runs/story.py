@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median_low
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from launch_train import runfolder
-from launch_train.report.goodput import attempt_times
+from launch_train.report.goodput import AttemptTime, attempt_times
+from launch_train.runfolder.run import AttemptRecord, RunData
+from launch_train.runfolder.starts import Start
 from launcher.diagnosis import diagnose_end
-from launcher.jobs.job import WAITING
+from launcher.jobs.job import WAITING, Job
 from launcher.services import request
-
-if TYPE_CHECKING:
-    from launch_train.report.goodput import AttemptTime
-    from launch_train.runfolder.run import AttemptRecord, RunData
-    from launch_train.runfolder.starts import Start
-    from launcher.jobs.job import Job
 
 AttemptState = Literal["waiting", "running", "ended", "interrupted"]
 

@@ -23,7 +23,7 @@ from launcher.runs.identity_check import AllowedChange
 from launcher.runs.image import check_contents, create, image_build_request
 from launcher.runs.ledger import Ledger
 from launcher.runs.resume import allowed_change, check_run_exists, report_change, with_fresh_id
-from launcher.runs.watch import Event, LinesPrinted, RunJobView
+from launcher.runs.watch import Event, JobView, LinesPrinted, RunJobView
 
 if TYPE_CHECKING:
     from launch_train.common.storage import Storage
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from launcher.project.model import Check
     from launcher.runs.cloud import CloudContext
     from launcher.runs.context import LaunchContext, RunContext
-    from launcher.runs.watch import JobView
 
 RunEvent = Event | AttemptStarted | AttemptFailed
 

@@ -10,14 +10,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from launch_train.runfolder.run import RunData
+from launch_train.runfolder.starts import Record
 from launcher.diagnosis import diagnose_end
 from launcher.errors import LaunchError, UnreachableError
-from launcher.runs.attempts import RUN_ENDS
+from launcher.jobs.job import Job
+from launcher.runs.attempts import RUN_ENDS, AttemptEntry
 from launcher.runs.cancelling import cancel_run
 from launcher.runs.find import FoundRun
-from launcher.runs.metrics.gpu_nodes import read_nodes
+from launcher.runs.logs.line import Line
+from launcher.runs.metrics.gpu_nodes import Node, read_nodes
+from launcher.runs.metrics.progress import Progress
 from launcher.runs.run_folder import ANSWER_SECONDS
 from launcher.runs.run_story import RunStory, read, story_of_job
 from launcher.runs.watch import (
@@ -26,6 +31,7 @@ from launcher.runs.watch import (
     Note,
     OutageEnded,
     OutageStarted,
+    PollTarget,
     ProgressUpdated,
     RunJobView,
     StateChanged,
@@ -33,16 +39,6 @@ from launcher.runs.watch import (
     watch,
 )
 from launcher.services import request
-
-if TYPE_CHECKING:
-    from launch_train.runfolder.run import RunData
-    from launch_train.runfolder.starts import Record
-    from launcher.jobs.job import Job
-    from launcher.runs.attempts import AttemptEntry
-    from launcher.runs.logs.line import Line
-    from launcher.runs.metrics.gpu_nodes import Node
-    from launcher.runs.metrics.progress import Progress
-    from launcher.runs.watch import PollTarget
 
 TAIL: Final = 100
 """Number of last lines that are kept, and read at first."""

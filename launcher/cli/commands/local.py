@@ -35,11 +35,13 @@ from launcher.inputs.code_files import collect_code, without_secrets
 from launcher.inputs.gather import GatherOptions, Inputs, full_path, gather_data
 from launcher.inputs.interpreter import answers
 from launcher.inputs.planning import planned
+from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.plan.yaml_text import as_yaml
 from launcher.services.local.attempts import earlier_python
 from launcher.services.local.on_host import run_setup, visible_gpus
 from launcher.services.local.request import HINT, parse_request, rebased
+from launcher.services.local.workdirs import Code
 from launcher.text import plural
 
 
@@ -172,7 +174,6 @@ class CommandLine(NamedTuple):
 def run_request(line: CommandLine, body: dict[str, Any], folder: Path | None, output: Output) -> None:
     from launcher.cli.flows.run_local import run_here
     from launcher.runs.local_run import local_job, python_of_request
-    from launcher.services.local.workdirs import Code
 
     code = without_secrets(collect_code(folder) if folder else [])
     job = local_job(
@@ -234,7 +235,6 @@ def run_plan(line: CommandLine, inputs: Inputs, plan: Plan, output: Output) -> N
     from launcher.cli.flows.run_local import run_here
     from launcher.runs.local_run import local_job
     from launcher.services.local.run_folder import new_run
-    from launcher.services.local.workdirs import Code
 
     if inputs.python and inputs.python.error:
         raise inputs.python.error
@@ -325,7 +325,6 @@ def with_local_image(plan: Plan, inputs: Inputs) -> tuple[Plan, str]:
     """Build or pull the plan's image; return the plan and the image's name in the local engine. Raises LaunchError."""
     from launcher.cli.ui.progress_bars import progress, report_to
     from launcher.images import pipeline
-    from launcher.plan.build import with_digest
     from launcher.runs.image import image_build_request
 
     with progress() as bars:

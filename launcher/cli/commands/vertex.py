@@ -1,5 +1,6 @@
 """`launch vertex`: run a training job on Vertex AI."""
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +22,7 @@ from launcher.cli.options import (
     flags_of,
     gather,
 )
+from launcher.cli.ui.streams import say
 from launcher.errors import UsageError, refuse_with
 
 if TYPE_CHECKING:
@@ -97,11 +99,8 @@ def preflight_only(inputs: "Inputs", output: Output, *, creates_repository: bool
 
     Raises PlanRefused, NoCapacity, NotAuthorised: no placement is left.
     """
-    import os
-
     from launcher.cli.flows.cloud import of_project
     from launcher.cli.ui.documents import printed
-    from launcher.cli.ui.streams import say
     from launcher.inputs.planning import planned, planned_image
     from launcher.project.preflight import allowed, check_plan, refusal
     from launcher.project.report import data, lines, summary

@@ -23,14 +23,13 @@ from launcher.plan.memory.fit import memory_line
 from launcher.plan.placement import choose
 from launcher.plan.vertex_request import gcloud_command
 from launcher.plan.yaml_text import as_yaml
-from launcher.spec.models import Mount, Notify
+from launcher.spec.models import JobSpec, Mount, Notify
 from launcher.text import either, exact_duration, hourly_price, plural, rough_duration, size_text, usd_text
 
 if TYPE_CHECKING:
     from launcher.inputs.gather import AppliedSettings
     from launcher.inputs.interpreter import Interpreter
     from launcher.plan.model import Attempt, Image, Plan, Target
-    from launcher.spec.models import JobSpec
 
 ATTEMPTS_SHOWN = 5
 NO_IMAGE = "not used: runs in the local Python environment"

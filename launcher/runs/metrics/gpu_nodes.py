@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 from launch_train import runfolder
-from launch_train.monitoring.alerts import Alerts
+from launch_train.common.storage import Storage
+from launch_train.monitoring.alerts import Alert, Alerts
 from launch_train.monitoring.summary import MonitorSummary
 from launch_train.runfolder.run import samples_by_node
+from launch_train.runfolder.starts import Record
 from launcher.gcp.storage import read_errors
-
-if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
-    from launch_train.monitoring.alerts import Alert
-    from launch_train.runfolder.starts import Record
 
 EACH, ALL = 10, 40
 """Most files to read, of a minute each: per node, and of all nodes together (at least one per node)."""
@@ -43,8 +41,6 @@ class Node(NamedTuple):
 def read_nodes(storage: Storage, each: int = EACH) -> tuple[Node, ...]:
     """Return the nodes of the run's newest start, from the last `each` minutes; none if they are not monitored. Raises
     LaunchError."""
-    from concurrent.futures import ThreadPoolExecutor
-
     with read_errors():
         wanted = newest(storage.list(f"{runfolder.MONITOR}/"), each)
         with ThreadPoolExecutor(READERS) as threads:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from launch_train.common.storage import LocalFolder
+from launch_train.common.storage import LocalFolder, Storage
 from launcher.errors import LaunchError
 from launcher.gcp.default_bucket import check_default_bucket
 from launcher.gcp.parallel import in_pool
@@ -27,7 +27,6 @@ from launcher.runs.find import RUNS, FoundRun, grouped, in_folder, label_of, loc
 from launcher.runs.sweep.record import mark_cancelled, read_record
 
 if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
     from launcher.runs.cloud import CloudContext
 
 AT_A_TIME: Final = 16

@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec.structs import replace
 
-from launch_train.common.storage import GcsFolder, OutputError
+from launch_train.common.storage import GcsFolder, OutputError, Storage
 from launcher.diagnosis.output_cause import CauseFinder
 from launcher.errors import LaunchError, StillRunning, UnreachableError
 from launcher.gcp.api import status_of
@@ -28,6 +28,7 @@ from launcher.plan.build import with_digest
 from launcher.plan.model import Plan
 from launcher.runs.attempts import place_of
 from launcher.runs.cancelling import cancel_run
+from launcher.runs.cloud import CloudContext
 from launcher.runs.driver import RunDriver
 from launcher.runs.endings import CANCELLED, RunEnded, RunSucceeded
 from launcher.runs.find import FoundRun
@@ -37,10 +38,6 @@ from launcher.runs.sweep.events import OnEvent, PointChanged, PointRun, State, c
 from launcher.runs.sweep.plan import SweepPlan
 from launcher.runs.sweep.record import mark_version, write_record
 from launcher.services.vertex import import_client_library
-
-if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
-    from launcher.runs.cloud import CloudContext
 
 SUBMITTERS: Final = 100
 """Points submitted in parallel. Each waits for the cloud most of the time."""

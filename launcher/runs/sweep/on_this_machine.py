@@ -12,10 +12,10 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from launch_train.common import contract
-from launch_train.common.storage import LocalFolder
+from launch_train.common.storage import LocalFolder, Storage
 from launcher.errors import JobFailed, LaunchError, UsageError
 from launcher.gcp.storage import open_folder, use_errors
 from launcher.runs.local_run import run_planned
@@ -29,9 +29,6 @@ from launcher.services.local.on_host import visible_gpus
 from launcher.services.local.request import fingerprint, parse_request
 from launcher.services.local.service import is_attempt_cancelled, request_cancel
 from launcher.services.local.workdirs import Code, snapshot
-
-if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
 
 TAKEN_SECONDS: Final = 2.0
 """Poll interval of a point that another process runs."""

@@ -6,15 +6,18 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from launcher.errors import UsageError
+from launcher.images.pipeline import Builder
 from launcher.inputs.code_files import CodeCache
 from launcher.inputs.gather import GatherOptions, Inputs, gather, gather_data
 from launcher.inputs.planning import SPEC
-from launcher.runs.cloud import open_cloud
+from launcher.plan import model
+from launcher.plan.model import Target
+from launcher.runs.cloud import CloudContext, open_cloud
 from launcher.runs.cost_limit import require_limit
 from launcher.runs.run import EventSink, OnEvent, Run
 from launcher.runs.submit import Events, SubmitOptions, check_output, image_preparer
@@ -23,12 +26,6 @@ from launcher.runs.sweep.plan import SweepPlan, plan_sweep
 from launcher.spec.models import JobSpec
 from launcher.spec.reader import Override
 from launcher.spec.sweep import EXAMPLE, Axis, distribution
-
-if TYPE_CHECKING:
-    from launcher.images.pipeline import Builder
-    from launcher.plan import model
-    from launcher.plan.model import Target
-    from launcher.runs.cloud import CloudContext
 
 
 def sweep(

@@ -18,22 +18,19 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from launch_train import runfolder
-from launch_train.common.storage import LocalFolder
+from launch_train.common.storage import LocalFolder, Storage
 from launcher.errors import LaunchError
 from launcher.services.local import on_host, preemption, run_folder
 from launcher.services.local.attempts import End
 from launcher.services.local.job import KILL, Event, LocalJob, Message, Outcome, Printed, Started
 from launcher.services.local.preemption import ReplicaExits
 from launcher.services.local.request import ParsedJob, fingerprint, parse_request, with_image
+from launcher.services.local.supervisor import Ended, Preemption
 from launcher.services.local.workdirs import WrittenFiles, left_text, make_numbered_folder, snapshot
 from launcher.signals import signals_stop
-
-if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
-    from launcher.services.local.supervisor import Ended, Preemption
 
 Report = Callable[[Event], None]
 WORKDIRS: Final = "workdirs"

@@ -14,14 +14,11 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from launcher.images.docker_engine import EngineError
+from launcher.images.docker_engine import Engine, EngineError
 from launcher.services.local.container_settings import LABEL
 from launcher.services.local.supervisor import GRACE_SECONDS
-
-if TYPE_CHECKING:
-    from launcher.images.docker_engine import Engine
 
 REMOVAL_SECONDS = 20.0
 """Wait for a removal that another process has begun."""
@@ -46,8 +43,6 @@ def main(job: str) -> int:
 
 def engine() -> Engine:
     """Return the engine. It may be restarting, which may be what ended launch. Raises EngineError."""
-    from launcher.images.docker_engine import Engine
-
     deadline = time.monotonic() + AWAY_SECONDS
     while True:
         try:

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.clock import REAL, Clock
 from launcher.errors import LaunchError, UsageError
-from launcher.images.docker_engine import EngineError, docker_errors
+from launcher.images.docker_engine import Engine, EngineError, docker_errors
 from launcher.services.local import container_settings, docker_cleanup, supervisor
 from launcher.services.local.container_settings import CREDENTIALS, HOST, LABEL, PORT, EngineHost, Mount, Settings
 from launcher.services.local.docker_replica import ContainerReplica
@@ -28,9 +28,6 @@ from launcher.services.local.replicas import replica_names, replicas
 from launcher.services.local.request import ParsedJob
 from launcher.services.local.supervisor import Ended, OnLine, Preemption, Say
 from launcher.services.local.workdirs import WrittenFiles, start_name
-
-if TYPE_CHECKING:
-    from launcher.images.docker_engine import Engine
 
 MODIFIED, ADDED = 0, 1
 """Kinds of the engine's changes (docs.docker.com/reference/api/engine: ContainerChanges)."""
@@ -104,8 +101,6 @@ def rehearse(
 
 def connect(environ: Mapping[str, str]) -> Engine:
     """Return the engine. Raises EngineError: there is none, or it is on another machine, which lacks our files."""
-    from launcher.images.docker_engine import Engine
-
     engine = Engine.connect(environ)
     if not container_settings.is_here(engine.api.base_url):
         raise EngineError(

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
 from launcher.errors import LaunchError
+from launcher.plan.model import Plan
 from launcher.services.local.attempts import End
 from launcher.services.local.workdirs import Code, WrittenFiles
-
-if TYPE_CHECKING:
-    from launcher.plan.model import Plan
 
 STOP, KILL = "stop", "kill"
 """Commands from a launch to its supervisor: stop the replicas, which get 30 s to save, or kill them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -27,8 +27,6 @@ from launcher.services.local.attempts import (
 from launcher.services.local.folder_lock import lock_run_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from launch_train.common.storage import Storage
     from launcher.plan.model import Plan
     from launcher.services.local.request import ParsedJob

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launch_train import runfolder
-from launch_train.common.storage import LocalFolder
+from launch_train.common.storage import LocalFolder, Storage
 from launcher.gcp.storage import use_errors
 from launcher.jobs.job import LOCAL, Job
 from launcher.services.base import GoneError
 from launcher.services.local.attempts import newest_attempt
 from launcher.services.local.run_folder_job import read_job
-
-if TYPE_CHECKING:
-    from launch_train.common.storage import Storage
 
 
 class ThisMachine:

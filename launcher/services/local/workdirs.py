@@ -17,17 +17,15 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from launch_train.common import contract
 from launch_train.common.scratch import temporary_folder
 from launcher.errors import LaunchError
 from launcher.images.archives import TIME, folders
 from launcher.images.source_files import File
+from launcher.plan.model import Plan
 from launcher.text import relative, size_text
-
-if TYPE_CHECKING:
-    from launcher.plan.model import Plan
 
 MOST_NAMED: Final = 3
 """Maximum number of files that a message names."""

@@ -16,7 +16,7 @@ from launch_train import runfolder
 from launch_train.bench import peaks
 from launch_train.bench.figures import PARTS
 from launch_train.common import contract
-from launch_train.common.errors import OutputError, UsageError
+from launch_train.common.errors import OutputError, UnfitError, UsageError
 from launch_train.common.process_exit import exit_process, run_program
 
 if TYPE_CHECKING:
@@ -105,7 +105,6 @@ def bench(options: Options, ranks: Ranks, env: Mapping[str, str]) -> None:
 def publish(options: Options, report: Report, env: Mapping[str, str]) -> None:
     """Print and write the report on rank 0; with --strict, raise UnfitError for faults."""
     from launch_train.bench.verdict import table, to_dict
-    from launch_train.common.errors import UnfitError
 
     data = json.dumps(to_dict(report), indent=1) + "\n"
     sys.stdout.write(data if options.json == "-" else "".join(f"{line}\n" for line in table(report)))
