@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from launch_train.common.text import plural as plural  # noqa: PLC0414 - one form of counts, on both sides
+# One form of lists and counts, on both sides.
+from launch_train.common.text import listed as listed  # noqa: PLC0414
+from launch_train.common.text import plural as plural  # noqa: PLC0414
 
 
 def near(word: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1) -> list[str]:
@@ -31,12 +33,6 @@ def either(words: Iterable[str]) -> str:
     """Return `a`, `a or b`, or `a, b or c`."""
     *first, last = words
     return f"{', '.join(first)} or {last}" if first else last
-
-
-def listed(words: Sequence[str], most: int) -> str:
-    """Return the first words and the number of the others: `a, b and 3 more`."""
-    more = len(words) - most
-    return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def parse_duration(text: str) -> int:

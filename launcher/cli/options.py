@@ -199,10 +199,13 @@ def overrides(flags: Flags) -> "list[Override]":
             changes.append(Override(path, machine_types(value) if several else value, f"--{flag}"))
     if flags.image is not None:  # a custom image replaces the whole image section
         changes.append(Override("image", {"uri": flags.image}, "--image"))
-    models = provisioning_models(flags)
+    # In fallback order.
+    models = [*(flags.provisioning or ()), *(["flex-start"] * flags.flex_start), *(["spot"] * flags.spot)]
     if models:
         short = "--flex-start" if flags.flex_start else "--spot"
-        changes.append(Override("provisioning", models, "--provisioning" if flags.provisioning else short))
+        changes.append(
+            Override("provisioning", list(dict.fromkeys(models)), "--provisioning" if flags.provisioning else short)
+        )
     return [*changes, *place_overrides(flags)]
 
 
@@ -236,12 +239,6 @@ def cleared_fields(flags: Flags) -> "list[Override]":
     if flags.region and not flags.zone:
         changes.append(Override("zones", None, "--region"))
     return changes
-
-
-def provisioning_models(flags: Flags) -> list[str]:
-    """Return the provisioning models in fallback order: `--provisioning`, then flex-start, then spot."""
-    named = [*(flags.provisioning or ()), *(["flex-start"] * flags.flex_start), *(["spot"] * flags.spot)]
-    return list(dict.fromkeys(named))
 
 
 def place_overrides(flags: Flags) -> "list[Override]":

@@ -35,12 +35,8 @@ def summary_lines(
     how = how or ("succeeded in" if succeeded else "failed in")
     took = how.rpartition(" ")[0] if seconds is None else f"{how} {elapsed(seconds)}"
     yield from labelled("run", f"{run} {took}")
-    if image:
-        yield from labelled("image", image)
-    if preempted:
-        yield from labelled("preempted", preempted)
-    if restarts:
-        yield from labelled("restarts", str(restarts))
+    for label, text in (("image", image), ("preempted", preempted), ("restarts", str(restarts or ""))):
+        yield from labelled(label, text) if text else ()
     end = results.event("end") if results else None
     if end:
         for label, text in training_results(end):
@@ -52,10 +48,8 @@ def summary_lines(
         yield from labelled("metrics", f"{none} (docs/scripts.md says how to record them)")
     for text in nonfinite_texts(results) if results else ():
         yield from labelled("warning", text)
-    if folder:
-        yield from labelled("folder", relative(folder))
-    if report:
-        yield from labelled("report", relative(report))
+    for label, path in (("folder", folder), ("report", report)):
+        yield from labelled(label, relative(path)) if path else ()
 
 
 def training_results(end: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -143,7 +143,9 @@ class Transformer(Struct, frozen=True):
 def transformer_sizes(shape: Transformer) -> ModelSizes:
     width, layers, words = shape.width, shape.layers, shape.vocabulary * shape.width
     qkv = shape.queries + 2 * shape.keys
-    matrices, norm, biases = block_matrices(shape), width * (2 if shape.norm == "bias" else 1), 0
+    # The parameters of a block's linear layers, without biases.
+    matrices = width * (2 * shape.queries + 2 * shape.keys) + width * shape.mlp * (3 if shape.gated else 2)
+    norm, biases = width * (2 if shape.norm == "bias" else 1), 0
     if shape.bias:
         biases = qkv + width + shape.mlp + width
     elif shape.qkv_bias:
@@ -168,12 +170,6 @@ def transformer_sizes(shape: Transformer) -> ModelSizes:
         full=transformer_saved(shape, 4),
         half=transformer_saved(shape, 2),
     )
-
-
-def block_matrices(shape: Transformer) -> int:
-    """Return the parameters of a block's linear layers, without biases."""
-    attention = shape.width * (2 * shape.queries + 2 * shape.keys)
-    return attention + shape.width * shape.mlp * (3 if shape.gated else 2)
 
 
 def transformer_saved(shape: Transformer, item: int) -> Saved:

@@ -103,17 +103,10 @@ def start(replica: Replica, env: Mapping[str, str], workdir: Callable[[str], Pat
     nothing running.
     """
     env, folder = {**env, **replica.env}, workdir(replica.name)
+    leash = (sys.executable, "-I", "-S", LEASH, str(os.getpid()))
     try:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                LEASH,
-                str(os.getpid()),
-                program(replica.argv[0], env, folder),
-                *replica.argv[1:],
-            ],
+            [*leash, program(replica.argv[0], env, folder), *replica.argv[1:]],
             env=env,
             cwd=folder,
             stdin=subprocess.DEVNULL,

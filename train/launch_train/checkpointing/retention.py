@@ -49,9 +49,7 @@ def folders_to_remove(
     """Return the folders, of one start and step each, that `prune` removes. Pure."""
     complete = {name.rpartition("/")[0] for name in names if runfolder.MANIFEST.match(name)}
     complete = {folder for folder in complete if folder.rpartition("/")[2] <= start}
-    newest: dict[int, str] = {}
-    for folder in sorted(folder for folder in complete if _step_of(folder) <= step):
-        newest[_step_of(folder)] = folder
+    newest = {_step_of(folder): folder for folder in sorted(complete) if _step_of(folder) <= step}
     kept = {step for step in newest if step in best or (every and step % every == 0)}
     kept |= set(sorted(newest)[-last:])
     folders = {name.rpartition("/")[0] for name in names if name.count("/") == 3}

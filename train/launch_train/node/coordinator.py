@@ -7,7 +7,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -44,30 +44,21 @@ class _EndRequestedError(TrainError):
         self.end = end
 
 
+@dataclass(eq=False)
 class Coordinator:
     """Runs the generations of one attempt, from the first rendezvous until the last node has left."""
 
-    def __init__(
-        self,
-        store: Store,
-        record: RunRecord,
-        *,
-        attempt: int,
-        size: int,
-        restarts: int,
-        timing: Timing,
-        say: Say,
-        resume: Resume | None = None,
-    ) -> None:
-        self._store = store
-        self._record = record
-        self._attempt = attempt
-        self._size = size
-        self._restarts = restarts
-        self._timing = timing
-        self._say = say
-        self._resume = resume
-        self._pulse = HeartbeatMonitor(store, size, timing.lost)
+    store: Store
+    record: RunRecord
+    attempt: int
+    size: int
+    restarts: int
+    timing: Timing
+    say: Say
+    resume: Resume | None = None
+
+    def __post_init__(self) -> None:
+        self._pulse = HeartbeatMonitor(self.store, self.size, self.timing.lost)
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
@@ -98,14 +89,14 @@ class Coordinator:
             gathered = self._gather()
             if isinstance(gathered, End):
                 return gathered
-            checkpoint = self._retry(self._record.newest_checkpoint)
-            own = self._retry(self._resume.newest) if self._resume else None
-            args = self._resume.args_for(own) if self._resume and own else ()
+            checkpoint = self._retry(self.record.newest_checkpoint)
+            own = self._retry(self.resume.newest) if self.resume else None
+            args = self.resume.args_for(own) if self.resume and own else ()
             if own:
-                self._say(f"resuming the script from {own.path}: {shlex.join(args)}")
-            generation = self._retry(lambda: self._record.next_generation(self._attempt))
+                self.say(f"resuming the script from {own.path}: {shlex.join(args)}")
+            generation = self._retry(lambda: self.record.next_generation(self.attempt))
             # A replaced node 0 continues from there.
-            self._retry(partial(self._record.write, runfolder.generation_record(self._attempt), f"{generation}\n"))
+            self._retry(partial(self.record.write, runfolder.generation_record(self.attempt), f"{generation}\n"))
             members = self._gather()  # a node may have been replaced while the run folder was unreachable
             if isinstance(members, End):
                 return members
@@ -115,30 +106,30 @@ class Coordinator:
                 return outcomes
             if end := end_from_outcomes(outcomes):  # without reading the run folder, which may be slow
                 return end
-            durable = self._retry(self._record.newest_checkpoint) > checkpoint
-            if self._resume and (newer := self._retry(self._resume.newest)):
+            durable = self._retry(self.record.newest_checkpoint) > checkpoint
+            if self.resume and (newer := self._retry(self.resume.newest)):
                 durable = durable or newer.step > (own.step if own else -1)
             self._failures = 1 if durable else self._failures + 1
             # The exit code of a command that failed by itself, soon and before its first step.
-            failed_early = not durable and time.monotonic() - began < self._timing.quick
+            failed_early = not durable and time.monotonic() - began < self.timing.quick
             code = own_failure(outcomes) if failed_early else None
-            if code is not None and self._retry(partial(self._record.has_steps, self._attempt, generation)):
+            if code is not None and self._retry(partial(self.record.has_steps, self.attempt, generation)):
                 code = None
             failed_twice_early = code is not None and code == before
             repeated, last = recurring_fault(last, outcomes), outcomes
             if end := end_after_failure(
                 outcomes,
                 failures=self._failures,
-                restarts=self._restarts,
+                restarts=self.restarts,
                 failed_twice_early=failed_twice_early,
                 repeated=repeated,
             ):
                 return end
             bad = ", ".join(str(outcome) for outcome in outcomes if not outcome.ok)
-            self._say(f"{bad}; restarting ({self._failures} of {self._restarts} since the last checkpoint)")
+            self.say(f"{bad}; restarting ({self._failures} of {self.restarts} since the last checkpoint)")
 
     def _retry(self, ask: Callable[[], T]) -> T:
-        return retry_until(ask, (OutputError, OSError), self._timing, self._say, self._pause)
+        return retry_until(ask, (OutputError, OSError), self.timing, self.say, self._pause)
 
     def _pause(self, seconds: float) -> None:
         """Wait. Raises _EndRequestedError if a node requests the end meanwhile."""
@@ -146,78 +137,78 @@ class Coordinator:
         while time.monotonic() < until:
             if alarm := self._alarm():
                 raise _EndRequestedError(alarm)
-            time.sleep(self._timing.tick)
+            time.sleep(self.timing.tick)
 
     def _write_terminal(self, end: End) -> None:
         """Write `terminal`. If that fails, the reason for the end still matters more."""
         try:
-            self._retry(lambda: self._record.write(runfolder.TERMINAL, f"{end.reason}\n"))
+            self._retry(lambda: self.record.write(runfolder.TERMINAL, f"{end.reason}\n"))
         except TrainError as error:
-            self._say(f"{runfolder.TERMINAL} could not be written ({error}): do not start this run again")
+            self.say(f"{runfolder.TERMINAL} could not be written ({error}): do not start this run again")
 
     def _gather(self) -> tuple[str, ...] | End:
         """Wait for all nodes; return their incarnations."""
         start = reported = time.monotonic()
-        while len(members := self._pulse.members()) < self._size:
-            missing = ", ".join(str(node) for node in range(self._size) if node not in members)
+        while len(members := self._pulse.members()) < self.size:
+            missing = ", ".join(str(node) for node in range(self.size) if node not in members)
             if alarm := self._alarm():
                 return alarm
-            if time.monotonic() - start > self._timing.gather:
-                return End(Exit.FAILED, f"node {missing} did not join within {self._timing.gather:.0f} s")
-            if time.monotonic() - reported >= self._timing.line:
+            if time.monotonic() - start > self.timing.gather:
+                return End(Exit.FAILED, f"node {missing} did not join within {self.timing.gather:.0f} s")
+            if time.monotonic() - reported >= self.timing.line:
                 reported = time.monotonic()
-                self._say(f"waiting for node {missing} ({reported - start:.0f} s)")
-            time.sleep(self._timing.tick)
-        return self._alarm() or tuple(members[node] for node in range(self._size))
+                self.say(f"waiting for node {missing} ({reported - start:.0f} s)")
+            time.sleep(self.timing.tick)
+        return self._alarm() or tuple(members[node] for node in range(self.size))
 
     def _run_generation(self, generation: int, members: tuple[str, ...], args: tuple[str, ...]) -> list[Outcome] | End:
         """Start a generation, and wait until it has ended on every node."""
         reserved, port = reserve_port()
         with reserved:
-            order = GenerationSpec(generation, self._attempt, port, members, args)
-            self._store.set(f"order/{generation}", json.dumps(asdict(order)))
-            self._store.set("state", f"run:{generation}")
+            order = GenerationSpec(generation, self.attempt, port, members, args)
+            self.store.set(f"order/{generation}", json.dumps(asdict(order)))
+            self.store.set("state", f"run:{generation}")
             return self._watch(order)
 
     def _watch(self, order: GenerationSpec) -> list[Outcome] | End:
         """Wait for the outcomes of all nodes; the first bad one stops the others."""
         outcomes: dict[int, Outcome] = {}
         stopping, since = False, float("inf")
-        while len(outcomes := outcomes | self._new_outcomes(order, outcomes)) < self._size:
+        while len(outcomes := outcomes | self._new_outcomes(order, outcomes)) < self.size:
             if alarm := self._alarm():  # after the outcomes, which it can't undo
                 return alarm
             bad = [outcome for outcome in outcomes.values() if not outcome.ok]
             since = min(since, time.monotonic()) if bad else since
             # All ranks save and leave together, so the other nodes get time to exit by themselves.
-            delay = self._timing.settle if all(outcome.preempted for outcome in bad) else 0.0
+            delay = self.timing.settle if all(outcome.preempted for outcome in bad) else 0.0
             if bad and not stopping and time.monotonic() - since >= delay:
                 stopping = True
-                self._store.set("state", f"stop:{order.generation}")
-            time.sleep(self._timing.tick)
-        return [outcomes[node] for node in range(self._size)]
+                self.store.set("state", f"stop:{order.generation}")
+            time.sleep(self.timing.tick)
+        return [outcomes[node] for node in range(self.size)]
 
     def _new_outcomes(self, order: GenerationSpec, known: dict[int, Outcome]) -> dict[int, Outcome]:
         """Return the outcomes that arrived since, with bad ones for nodes that are lost."""
         present = self._pulse.members()
         news: dict[int, Outcome] = {}
-        for node in range(self._size):
+        for node in range(self.size):
             if node in known:
                 continue
-            if text := self._store.get(f"outcome/{order.generation}/{node}"):
+            if text := self.store.get(f"outcome/{order.generation}/{node}"):
                 news[node] = Outcome.from_json(text)
             elif present.get(node) != order.members[node]:
-                reason = "was replaced" if node in present else f"no heartbeat for {self._timing.lost:.0f} s"
+                reason = "was replaced" if node in present else f"no heartbeat for {self.timing.lost:.0f} s"
                 news[node] = Outcome(node, code=1, note=reason)
         return news
 
     def _alarm(self) -> End | None:
-        text = self._store.get("alarm")
+        text = self.store.get("alarm")
         return End(**json.loads(text)) if text else None
 
     def _finish(self, end: End) -> None:
         """Publish the end and wait until all nodes have read it, including those that join a failed start late."""
-        self._store.set("end", json.dumps(asdict(end)))
-        self._store.set("state", "end:0")
-        deadline = time.monotonic() + self._timing.lost
-        while time.monotonic() < deadline and not all(self._store.get(f"left/{node}") for node in range(self._size)):
-            time.sleep(self._timing.tick)
+        self.store.set("end", json.dumps(asdict(end)))
+        self.store.set("state", "end:0")
+        deadline = time.monotonic() + self.timing.lost
+        while time.monotonic() < deadline and not all(self.store.get(f"left/{node}") for node in range(self.size)):
+            time.sleep(self.timing.tick)

@@ -61,17 +61,15 @@ def page(runs: Sequence[RunData], now: float | None = None) -> str:
             *map(_events, detailed),
             *(
                 tables.section(
-                    f"Settings: {escape(run.id)}", ["setting", "value"], sorted(settings.items()), folded=True
+                    f"Settings: {escape(run.id)}", ["setting", "value"], sorted(flat_settings(run).items()), folded=True
                 )
                 for run in detailed
-                if (settings := flat_settings(run))
             ),
             *(
                 tables.section(
                     f"Files that could not be read: {escape(run.id)}", ["file"], [[text] for text in run.problems]
                 )
                 for run in runs
-                if run.problems
             ),
         ]
     )
@@ -276,7 +274,7 @@ def _profile(run: RunData) -> str:
         if isinstance(kernel, Mapping) and is_number(kernel.get("ms"))
     ]
     head = ["kernel or operator", "ms per step", "of the step", "calls per step"]
-    table = tables.section(f"Kernels: {escape(run.id)}", head, rows, folded=True) if rows else ""
+    table = tables.section(f"Kernels: {escape(run.id)}", head, rows, folded=True)
     return f"<section><h2>Profile: {escape(run.id)}</h2><ul>{text}</ul></section>{table}"
 
 
@@ -287,6 +285,4 @@ def _has_verdict(event: Record) -> bool:
 def _events(run: RunData) -> str:
     hidden = {*QUIET, *(["profile"] if any(map(_has_verdict, run.events)) else [])}
     rows = [*islice(event_rows(run, hidden), MOST_EVENTS)]
-    if not rows:
-        return ""
     return tables.section(f"Events: {escape(run.id)}", ["time (UTC)", "attempt.start", "step", "event", ""], rows)

@@ -7,7 +7,9 @@ from html import escape
 
 
 def section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, folded: bool = False) -> str:
-    """Return a section with one table. `title` is HTML, everything else text."""
+    """Return a section with one table; nothing if it has no rows. `title` is HTML, everything else text."""
+    if not rows:
+        return ""
     inner = table(head, rows)
     if folded:
         return f"<section><details><summary><h2>{title}</h2></summary>{inner}</details></section>"

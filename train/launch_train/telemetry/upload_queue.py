@@ -16,7 +16,6 @@ import stat
 import tempfile
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -113,8 +112,8 @@ class Spool(Outbox):
         super().__init__(storage)
         self.folder: Path = folder.path
         self._folder, self._pid = folder, os.getpid()
-        self._fresh: OrderedDict[int, SpoolEntry] = OrderedDict()
-        self._refused: OrderedDict[int, SpoolEntry] = OrderedDict()
+        self._fresh: dict[int, SpoolEntry] = {}
+        self._refused: dict[int, SpoolEntry] = {}
         self._files: dict[str, SpoolEntry] = {}
         """The newest content of each replaceable object, by name."""
         self._sending: SpoolEntry | None = None
@@ -215,19 +214,18 @@ class Spool(Outbox):
     def _failed(self, entry: SpoolEntry, error: Exception) -> None:
         with self._news:
             self._sending = None
-            if not entry.create and self._files.get(entry.name) != entry:
-                # It was superseded while its upload ran: a retry would overwrite the newer content.
-                entry.path.unlink(missing_ok=True)
-                self._fresh.pop(entry.number, None)
-                self._refused.pop(entry.number, None)
-                self._news.notify_all()
-            elif isinstance(error, UnreachableError):
+            is_superseded = not entry.create and self._files.get(entry.name) != entry
+            if isinstance(error, UnreachableError) and not is_superseded:
                 self._all.begin()
             else:
-                self._others.begin()
-                self._refused[entry.number] = entry
-                self._refused.move_to_end(entry.number)
                 self._fresh.pop(entry.number, None)
+                self._refused.pop(entry.number, None)
+                if is_superseded:  # while its upload ran: a retry would overwrite the newer content
+                    entry.path.unlink(missing_ok=True)
+                    self._news.notify_all()
+                else:
+                    self._others.begin()
+                    self._refused[entry.number] = entry
         self._warning.failed(entry.name, error)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -129,6 +129,7 @@ def ended(job: Job, how: Ended, now: float) -> Job:
     return replace(job, stages=(*job.at(now), Stage(state, now - job.created, error)))
 
 
+@dataclass(eq=False)
 class CustomJobs:
     """The service.
 
@@ -136,23 +137,15 @@ class CustomJobs:
     for a job, by its region and request (protobuf), such as a stockout. None: the default.
     """
 
-    def __init__(
-        self,
-        project: str,
-        number: str,
-        clock: Callable[[], float],
-        script: tuple[Stage, ...],
-        runs: Runs | None = None,
-    ) -> None:
-        self.runs = runs
-        self.project = project
-        self.number = number
-        self.clock = clock
-        self.script = script
-        self.play: Callable[[str, Any], tuple[Stage, ...] | None] = lambda region, message: None
-        self.jobs: dict[tuple[str, str], Job] = {}
-        self._ids = count(1_000_000_000_000_000_001)
-        self._changing = threading.RLock()
+    project: str
+    number: str
+    clock: Callable[[], float]
+    script: tuple[Stage, ...]
+    runs: Runs | None = None
+    play: Callable[[str, Any], tuple[Stage, ...] | None] = lambda region, message: None
+    jobs: dict[tuple[str, str], Job] = field(default_factory=dict)
+    _ids: count[int] = field(default_factory=partial(count, 1_000_000_000_000_000_001))
+    _changing: threading.RLock = field(default_factory=threading.RLock)
 
     @route("POST", PARENT + "/customJobs", NAMED + "create")
     def create(self, request: Request, project: str, region: str) -> Response:
