@@ -1,8 +1,7 @@
 # Two commands do everything on a fresh machine with Python 3.11 or later: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
-ENGINE := tests/e2e/test_containers.py tests/e2e/test_images.py tests/e2e/test_own_stack.py tests/e2e/test_local_docker.py \
-  tests/e2e/test_host_containers.py
+ENGINE := tests/e2e/test_containers.py tests/e2e/test_images.py tests/e2e/test_own_stack.py tests/e2e/test_local_docker.py tests/e2e/test_host_containers.py
 TIMED := tests/train/node/test_node*.py tests/train/node/test_gce_vm.py tests/train/test_preemption.py
 INSTALLED := .venv/.installed
 JUDGES := .venv/judges

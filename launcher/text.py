@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-# One form of lists and counts, on both sides.
-from launch_train.common.text import listed as listed  # noqa: PLC0414
-from launch_train.common.text import plural as plural  # noqa: PLC0414
+from launch_train.common.text import listed as listed  # noqa: PLC0414 - one form of lists, on both sides
+from launch_train.common.text import plural as plural  # noqa: PLC0414 - one form of counts, on both sides
 
 
 def near(word: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1) -> list[str]:

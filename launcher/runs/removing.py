@@ -21,6 +21,7 @@ from launcher.gcp.storage import open_folder, use_errors
 from launcher.runs.cancelling import block_next, release_ended
 from launcher.runs.find import RUNS, FoundRun
 from launcher.runs.ledger import Ledger, json_field
+from launcher.runs.on_host import remember
 from launcher.runs.sweep.find import Sweep
 from launcher.runs.sweep.record import remove_record
 from launcher.services.local.folder_lock import lock_run_folder
@@ -130,6 +131,8 @@ def remove_run(run: FoundRun, data: Removable, say: Callable[[str], None]) -> No
     errors = release_ended(service, run.jobs)
     for job in run.jobs:
         service.forget(job)
+    if (run.folder or "").startswith("ssh://"):
+        remember(run.id, None)
     if errors:
         raise errors[0]
 

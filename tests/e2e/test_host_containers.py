@@ -146,8 +146,9 @@ def test_a_job_runs_in_the_container_and_its_rows_are_in_the_run_folder(host: Co
     facts = facts_of(host)
     assert (facts["uid"], facts["id"], facts["place"], facts["cuda"]) == (os.getuid(), "yes\n", "here", "")
     assert facts["data"] == ["tokens.bin"]
-    assert facts["folder"] == f"{home}/launch/work/{job['id']}/workspace"
-    assert str(facts["path"]).startswith(f"{home}/launch/work/{job['id']}/bin:")
+    folder = home.joinpath("launch", "work", job["id"])
+    assert facts["folder"] == str(folder / "workspace")
+    assert str(facts["path"]).startswith(f"{folder / 'bin'}:")
     assert host.runtime != "docker" or str(facts["modules"]).endswith(":/etc")  # of the image
     assert {*facts["groups"]} >= {*os.getgroups()}
     assert str(sys.prefix) not in str(facts["path"])

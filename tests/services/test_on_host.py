@@ -23,7 +23,7 @@ from launch_train.runfolder.run import read_run
 from launcher.errors import LaunchError, NoCapacity, NotAuthorised, UsageError
 from launcher.remote.agent import Agent, trainer_digest
 from launcher.remote.connection import Connection, Host, connect_to
-from launcher.runs.on_host import host_and_run
+from launcher.runs.on_host import host_and_run, host_records
 from launcher.services.hosts.arrival import check_free_gpus
 from launcher.services.hosts.service import OnHost
 from tests.plan.planning import planned
@@ -215,6 +215,7 @@ def test_a_script_runs_on_a_host_with_the_code_that_was_sent(host: SshServer, jo
     assert len(jobs_on(host)) == 1
     assert launch("rm", document["run"], "--yes").returncode == 0
     assert not list((host.home / "launch" / "runs").iterdir())
+    assert not list(host_records().iterdir())
     assert launch("status", f"{NAME}:tiny").returncode == 2
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from launcher.remote.connection import Connection
 
 OF_HOST: Final = ("python", "container")
-"""What a request learns from a host."""
+"""Fields of a request that are filled in on arrival at a host."""
 PULL_SECONDS: Final = 7200.0
 """An image may have 20 GB, and Apptainer converts it."""
 LEAST_GB: Final = 2.0

@@ -67,7 +67,7 @@ class HostFacts(NamedTuple):
     processor: str
     """Hosts with others may share a home folder."""
     container: Mapping[str, Any] | None = None
-    """Whose Pythons these are; None: the host's own."""
+    """The container that has these Pythons; None: the host itself has them."""
 
 
 def facts_of(

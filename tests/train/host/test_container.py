@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch_train.host import container as module
-from launch_train.host.container import binds_of, contained, mark_of, pyxis_options, remove_containers
+from launch_train.host.container import binds_of, command_in_container, mark_of, pyxis_options, remove_containers
 from launch_train.host.errors import RefusedError
 from launch_train.host.job import node_command
 
@@ -40,12 +40,14 @@ def test_the_words_of_docker_and_apptainer(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.delenv(name)
     for name, value in {"HOME": "/home/me", "PATH": "/bin", "DOCKER_HOST": "unix:///x.sock"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(module, "output_of", lambda *_words, **_more: "[name=seccomp]")
+    monkeypatch.setattr(module, "answer_of_program", lambda *_words, **_more: "[name=seccomp]")
     monkeypatch.setattr("os.getgroups", lambda: [7, 8])
-    env = {"PATH": "/work/bin", "A": "b"}
+    env = {"PATH": "/job/bin", "A": "b"}
     container = {"runtime": "docker", "image": "a@sha256:0", "mounts": ["/data"]}
-    words, client = contained(container, ["python", "-V"], env, tmp_path, Path("/work"), gpus=2, label="1/run/0")
-    assert words[-6:] == ["a@sha256:0", "sh", "-c", module.INSIDE, "python", "-V"]
+    words, client = command_in_container(
+        container, ["python", "-V"], env, tmp_path, Path("/job"), gpus=2, label="1/run/0"
+    )
+    assert words[-6:] == ["a@sha256:0", "sh", "-c", module.SET_VARIABLES, "python", "-V"]
     options = {"--gpus=all", f"--user={os.getuid()}:{os.getgid()}", "--group-add=7", "--label=launch-run=1/run/0"}
     assert options <= {*words}
     assert "--mount=type=bind,source=/data,target=/data" in words
@@ -55,12 +57,12 @@ def test_the_words_of_docker_and_apptainer(tmp_path: Path, monkeypatch: pytest.M
     }
     assert "--interactive" not in words
     assert client["DOCKER_HOST"] == "unix:///x.sock"
-    assert (client["PATH"], client["LAUNCHENV_PATH"]) == ("/bin", "/work/bin")
+    assert (client["PATH"], client["LAUNCHENV_PATH"]) == ("/bin", "/job/bin")
     assert mark_of(tmp_path, "1/run/0").exists()
     container = {"runtime": "apptainer", "image": "/x.sif", "mounts": []}
-    words, client = contained(container, ["python", "-V"], env, Path("/root"), Path("/work"), gpus=2)
-    assert words[:7] == ["apptainer", "--quiet", "exec", "--home", "/home/me", "--pwd", "/work"]
-    assert words[-7:] == ["--nv", "/x.sif", "sh", "-c", module.INSIDE, "python", "-V"]
+    words, client = command_in_container(container, ["python", "-V"], env, Path("/root"), Path("/job"), gpus=2)
+    assert words[:7] == ["apptainer", "--quiet", "exec", "--home", "/home/me", "--pwd", "/job"]
+    assert words[-7:] == ["--nv", "/x.sif", "sh", "-c", module.SET_VARIABLES, "python", "-V"]
     assert "DOCKER_HOST" not in client
 
 
@@ -70,7 +72,7 @@ def test_variables_win_in_a_container_and_folders_are_added() -> None:
     wanted = ["/job:/image", "it's $A", "1\n2", None, None]
     names = ("PYTHONPATH", "A", "B", "LAUNCHENV_A", "LAUNCH_NAMES")
     code = f"import os; print([os.environ.get(name) for name in {names}] == {wanted})"
-    words = ["sh", "-c", module.INSIDE, sys.executable, "-c", code]
+    words = ["sh", "-c", module.SET_VARIABLES, sys.executable, "-c", code]
     ran = subprocess.run(words, env=env, capture_output=True, check=True)
     assert ran.stdout == b"True\n", ran.stdout
 
@@ -100,7 +102,7 @@ def test_a_start_is_refused_while_an_earlier_container_may_run(tmp_path: Path, m
             answers["ps"] = ""
         return answers[words[1]]
 
-    monkeypatch.setattr(module, "output_of", docker)
+    monkeypatch.setattr(module, "answer_of_program", docker)
     assert not remove_containers(tmp_path, "1/run/0")
     mark = mark_of(tmp_path, "1/run/0")
     mark.parent.mkdir()

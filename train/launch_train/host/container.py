@@ -25,25 +25,25 @@ from launch_train.host.errors import RefusedError
 PYXIS: Final = "pyxis"
 APPTAINER: Final = ("apptainer", "singularity")
 """Names of one program."""
-CLIENT: Final[Mapping[str, tuple[str, ...]]] = {
+CLIENT_VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "docker": ("DOCKER_",),
     **dict.fromkeys(APPTAINER, ("APPTAINER_", "SINGULARITY_")),
 }
 """Beginnings of the variables of this machine that each program reads."""
-OF_MACHINE: Final = frozenset({"PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "LANG", "LC_ALL"})
+LOGIN_ONLY: Final = frozenset({"PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "LANG", "LC_ALL"})
 """Variables of a login that mean nothing in a container."""
 RUN_LABEL: Final = "launch-run"
 ANSWER_SECONDS: Final = 60.0
 REMOVE_SECONDS: Final = 90.0
 """A Docker engine that is being updated is back by then."""
 NO_PYTHON: Final = 98
-LOOK: Final = f"""is_new='import sys; sys.exit(sys.version_info < (3, 10))'
+FIND_PYTHON: Final = f"""is_new='import sys; sys.exit(sys.version_info < (3, 10))'
 for each in {{}}; do
   python=$(command -v "$each") && "$python" -c "$is_new" 2>/dev/null && echo "$python" && exec "$python" -s "$0" "$@"
 done
 exit {NO_PYTHON}"""
 """Looks for a Python in a container, and lets it answer the probe in the script's arguments."""
-INSIDE: Final = """for name in $LAUNCH_NAMES; do
+SET_VARIABLES: Final = """for name in $LAUNCH_NAMES; do
   eval "value=\\$LAUNCHENV_$name old=\\${$name-}"
   case $name in PATH | PYTHONPATH | LD_LIBRARY_PATH) value="$value${old:+:$old}" ;; esac
   export "$name=$value" && unset "LAUNCHENV_$name"
@@ -64,18 +64,20 @@ def provide_container(root: Path, request: Mapping[str, Any], srun_help: str) ->
     Raises RefusedError: no program runs containers, or the image is not available or has no Python.
     """
     image, is_slurm = str(request["image"]), bool(request["slurm"])
-    path = os.path.expanduser(image) if image.startswith(("/", "~/")) else ""  # noqa: PTH111 - it is a name elsewhere
+    path = str(Path(image).expanduser()) if image.startswith(("/", "~/")) else ""
     for place in filter(None, (path, *(mount.partition(":")[0] for mount in request["mounts"]))):
-        if not os.path.exists(os.path.expanduser(place)):  # noqa: PTH110, PTH111
+        if not Path(place).expanduser().exists():
             raise RefusedError(f"{place} does not exist here", "Name a path on the host, or an image: HOST/NAME:TAG")
     container: dict[str, Any] = {"runtime": choose_runtime(path, srun_help, is_slurm=is_slurm), "image": path or image}
-    container["mounts"] = [os.path.expanduser(mount) for mount in request["mounts"]]  # noqa: PTH111
+    container["mounts"] = [str(Path(mount).expanduser()) for mount in request["mounts"]]
     if container["runtime"] == PYXIS:
         return {**container, "pythons": []}
     if not path:
         container["image"] = pull_image(root, container["runtime"], image)
-    look = LOOK.format(shlex.join(map(os.path.expanduser, request["pythons"])))
-    words, env = contained(container, ["sh", "-c", look, *request["probe"]], {}, root, Path("/"), gpus=request["gpus"])
+    look = FIND_PYTHON.format(shlex.join(str(Path(python).expanduser()) for python in request["pythons"]))
+    words, env = command_in_container(
+        container, ["sh", "-c", look, *request["probe"]], {}, root, Path("/"), gpus=request["gpus"]
+    )
     ran = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if ran.returncode == NO_PYTHON:
         raise RefusedError(f"{image} has no Python 3.10 or later", "Name its place in the image: --python PATH")
@@ -92,7 +94,7 @@ def choose_runtime(path: str, srun_help: str, *, is_slurm: bool) -> str:
     problem = "Docker is not installed"
     if not path and not is_slurm and shutil.which("docker"):
         try:
-            output_of("docker", "version", "--format={{.Server.Version}}", seconds=ANSWER_SECONDS)
+            answer_of_program("docker", "version", "--format={{.Server.Version}}", seconds=ANSWER_SECONDS)
         except RefusedError as error:
             problem = f"Docker can't be used: {error}"
         else:
@@ -116,14 +118,14 @@ def pull_image(root: Path, runtime: str, image: str) -> str:
     if runtime == "docker":
         look = ("docker", "image", "inspect", "--format={{json .}}", image)
         if subprocess.run(look, capture_output=True, check=False).returncode:
-            output_of(
+            answer_of_program(
                 "docker",
                 "pull",
                 "--quiet",
                 image,
                 fix=f"If it is private, on the host: docker login {image.partition('/')[0]}",
             )
-        facts = json.loads(output_of(*look))
+        facts = json.loads(answer_of_program(*look))
         return image if "@" in image else str([*facts["RepoDigests"], facts["Id"]][0])
     name = re.sub(r"[^A-Za-z0-9.]+", "-", image.rpartition("/")[2])[:40]
     file = root / "images" / f"{name}-{hashlib.sha256(image.encode()).hexdigest()[:8]}.sif"
@@ -132,12 +134,12 @@ def pull_image(root: Path, runtime: str, image: str) -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not file.exists():
             fix = f"If it is private, on the host: {runtime} registry login docker://{image.partition('/')[0]}"
-            output_of(runtime, "pull", "--force", f"{file}.part", f"docker://{image}", fix=fix)
+            answer_of_program(runtime, "pull", "--force", f"{file}.part", f"docker://{image}", fix=fix)
             Path(f"{file}.part").rename(file)
     return str(file)
 
 
-def output_of(*argv: str, fix: str = "", seconds: float | None = None) -> str:
+def answer_of_program(*argv: str, fix: str = "", seconds: float | None = None) -> str:
     """Run a program for at most `seconds` and return its output. Raises RefusedError with its last line, and `fix`."""
     try:
         ran = subprocess.run(
@@ -165,7 +167,7 @@ def is_in_container(job: Mapping[str, Any]) -> bool:
     return bool(job.get("container")) and job["container"]["runtime"] != PYXIS
 
 
-def contained(
+def command_in_container(
     container: Mapping[str, Any],
     argv: Sequence[str],
     variables: Mapping[str, str],
@@ -179,23 +181,23 @@ def contained(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line that runs `argv` in a container, and its environment.
 
-    `variables`: what the processes get besides the image's own (`INSIDE`). `folder`: where they start; `places`:
+    `variables`: what the processes get besides the image's own (`SET_VARIABLES`). `folder`: where they start; `places`:
     further folders that they see. `label`: what `remove_containers` finds it by. `stdin`: they read this program's.
 
     Raises RefusedError: a folder can't be seen in it.
     """
-    home, runtime = os.path.expanduser("~"), container["runtime"]  # noqa: PTH111 - it is a text
+    home, runtime = str(Path.home()), container["runtime"]
     variables = {"HOME": home, "PYTHONNOUSERSITE": "1", **variables}  # the host's own packages are not the image's
     env = {f"LAUNCHENV_{name}": value for name, value in variables.items()} | {"LAUNCH_NAMES": " ".join(variables)}
     client = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "XDG_RUNTIME_DIR")}
-    client |= {name: value for name, value in os.environ.items() if name.startswith(CLIENT[runtime])}
-    inside = [container["image"], "sh", "-c", INSIDE, *argv]
+    client |= {name: value for name, value in os.environ.items() if name.startswith(CLIENT_VARIABLES[runtime])}
+    inside = [container["image"], "sh", "-c", SET_VARIABLES, *argv]
     if runtime in APPTAINER:
         words = [runtime, "--quiet", "exec", "--home", home, "--pwd", str(folder)]
         words += [f"--bind={source}:{target}" for source, target in binds_of(container, root, places)]
         return [*words, *["--nv"] * bool(gpus), *inside], {**env, **client}
     words = ["docker", "run", "--rm", "--network=host", "--ipc=host", f"--workdir={folder}", "--entrypoint="]
-    if "rootless" in output_of("docker", "info", "--format={{.SecurityOptions}}", seconds=ANSWER_SECONDS):
+    if "rootless" in answer_of_program("docker", "info", "--format={{.SecurityOptions}}", seconds=ANSWER_SECONDS):
         words += ["--user=0:0"]  # which such an engine maps to the account
     else:
         words += [f"--user={os.getuid()}:{os.getgid()}", *(f"--group-add={group}" for group in os.getgroups())]
@@ -231,8 +233,8 @@ def pyxis_options(job: Mapping[str, Any], root: Path) -> list[str]:
 def binds_of(container: Mapping[str, Any], root: Path, places: Iterable[str]) -> list[tuple[str, str]]:
     """Return the folders that a container sees, each with its place there: the home folder, and those to which links in
     it may lead. Raises RefusedError: a path can't be told to a container."""
-    home = os.path.expanduser("~")  # noqa: PTH111 - it is a text
-    paths = [os.path.expanduser(place) for place in (home, str(root), *places)]  # noqa: PTH111
+    home = str(Path.home())
+    paths = [str(Path(place).expanduser()) for place in (home, str(root), *places)]
     folders = [os.path.realpath(path) for path in paths if path.startswith("/")]
     folders += [path for path in paths if path.startswith("/") and (path == home or not path.startswith(f"{home}/"))]
     if wrong := [folder for folder in folders if ":" in folder or "," in folder]:
@@ -258,9 +260,9 @@ def remove_containers(root: Path, label: str, grace: float = contract.NOTICE_SEC
     while mark.exists():
         try:
             words = ("docker", "ps", "--all", "--quiet", f"--filter=label={RUN_LABEL}={label}")
-            if ids := output_of(*words, seconds=ANSWER_SECONDS).split():
+            if ids := answer_of_program(*words, seconds=ANSWER_SECONDS).split():
                 is_left = True
-                output_of("docker", *stop, *ids, seconds=ANSWER_SECONDS)
+                answer_of_program("docker", *stop, *ids, seconds=ANSWER_SECONDS)
                 stop = ("rm", "--force")
             else:
                 mark.unlink(missing_ok=True)

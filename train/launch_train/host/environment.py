@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from launch_train.common.scratch import temporary_folder
-from launch_train.host.container import OF_MACHINE, contained, remove_containers
+from launch_train.host.container import LOGIN_ONLY, command_in_container, remove_containers
 from launch_train.host.errors import RefusedError
 from launch_train.host.job import KEPT
 
@@ -152,8 +152,8 @@ def run_script(
     words = ["sh", "-c", 'eval "$(cat)"; exec sh -c "$0" </dev/null', script]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | dict(env)
     if container:
-        variables = {name: os.environ[name] for name in KEPT - OF_MACHINE if name in os.environ} | dict(env)
-        words, variables = contained(
+        variables = {name: os.environ[name] for name in KEPT - LOGIN_ONLY if name in os.environ} | dict(env)
+        words, variables = command_in_container(
             container, words, variables, root, folder, places=[str(folder)], label=label, stdin=True
         )
     process = subprocess.Popen(

@@ -150,7 +150,8 @@ def supervise_node(
     if secrets:  # a container gets no other file of this process than its input
         secrets_file = open_in_memory(json.dumps(secrets))
         variables[contract.SECRETS_FILE] = "0" if job.get("container") else str(secrets_file)
-        os.dup2(secrets_file, 0, inheritable=True) if job.get("container") else None
+        if job.get("container"):
+            os.dup2(secrets_file, 0, inheritable=True)
     label = container_label(job)
     container.remove_containers(root, label)  # of an earlier start that was killed: this one has the run's lock
     argv, env = node_command(root, job, workdir, argv, visible | variables, label)
@@ -269,7 +270,7 @@ def node_command(
     login's variables, the job's own `variables`, the job's Python first on PATH, launch_train of its launch, and its
     installed projects. `label`: the container's."""
     is_contained = container.is_in_container(job)
-    kept = KEPT - container.OF_MACHINE if is_contained else KEPT
+    kept = KEPT - container.LOGIN_ONLY if is_contained else KEPT
     env = {name: value for name, value in os.environ.items() if name in kept} | dict(variables)
     env["PATH"] = path_with_python(workdir.parent / "bin", str(job["python"]), env, is_here=not is_contained)
     trainer = str(root / "trainer" / str(job["trainer"]))
@@ -280,7 +281,7 @@ def node_command(
     if not is_contained:
         return argv, env
     gpus, has_input = int(job["gpus"]), contract.SECRETS_FILE in env
-    return container.contained(
+    return container.command_in_container(
         job["container"], argv, env, root, workdir, places=[str(job["folder"])], gpus=gpus, label=label, stdin=has_input
     )
 

@@ -34,7 +34,7 @@ from typing import Any, Final
 
 from launch_train.common import contract
 from launch_train.host import machine
-from launch_train.host.container import OF_MACHINE, PYXIS, pyxis_options
+from launch_train.host.container import LOGIN_ONLY, PYXIS, pyxis_options
 from launch_train.host.errors import RefusedError
 from launch_train.host.folder_server import MARK
 from launch_train.host.job import KEPT as KEPT_OF_LOGIN
@@ -204,7 +204,7 @@ def write_programs(root: Path, folder: Path, job: Mapping[str, Any]) -> None:
     container = job.get("container") or {}
     is_inside = container.get("runtime") == PYXIS
     in_batch = sys.executable if container else str(job["python"])
-    in_node = os.path.expanduser(str(job["python"])) if is_inside else in_batch  # noqa: PTH111 - a name on PATH, or ~/…
+    in_node = str(Path(job["python"]).expanduser()) if is_inside else in_batch
     trainer = shlex.quote(str(root / "trainer" / str(job["trainer"])))
     # Enroot sets another HOME if it maps the account; the image's own modules stay.
     own = f'export HOME={shlex.quote(str(Path.home()))}; PYTHONPATH="{trainer}${{PYTHONPATH:+:$PYTHONPATH}}"'
@@ -440,7 +440,7 @@ def run_nodes(
     ]
     number, env = os.environ["SLURM_JOB_ID"], {**os.environ, "LAUNCH_HOSTS": ",".join(hosts)}
     if pyxis := pyxis_options(job, folder.parents[1]):  # what a container gets besides the image's variables
-        kept = (KEPT_OF_LOGIN - OF_MACHINE) | {"PATH", *KEPT}
+        kept = (KEPT_OF_LOGIN - LOGIN_ONLY) | {"PATH", *KEPT}
         env = {name: env[name] for name in env if name in kept or name.startswith((*FABRIC, *OF_PYXIS))}
         if int(job["gpus"]):  # else Enroot shows none to an image without these
             env = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility", **env}
